@@ -1,0 +1,138 @@
+"""AP-loss: average precision as a training loss (Chen et al., TPAMI 2020)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rankdet.losses.error_driven import error_driven_loss
+from rankdet.losses.labels import BACKGROUND, reads_values
+from rankdet.losses.module import ClassLoss
+
+
+def ap_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    delta: float = 1.0,
+    step: str = "piecewise",
+    interpolate: bool = True,
+    scope: str = "batch",
+    mask: Tensor | None = None,
+    check_finite: bool | None = None,
+) -> Tensor:
+    """1 - AP of ranking every object above every background box: a scalar from 0 to 1.
+
+    Backward gives the error-driven update of Algorithm 1, which is not the derivative of the value.
+    Exact, in O((P + N) log P) time for P positives and N negatives; the sigmoid step is O(P N).
+
+    Args:
+        logits: (R, K) or (B, A, K), raw scores of all anchors and classes of the mini-batch;
+            float16, bfloat16, float32 or float64.
+        labels: (R,) or (B, A) integers: the class's column 0..K-1, BACKGROUND or IGNORED.
+        delta: half the width of the piecewise step, or the k of the sigmoid step; > 0.
+        step: "piecewise" (Eq. 21), "heaviside" (Eq. 4, delta is not used) or "sigmoid".
+        interpolate: whether precision is made monotone in the rank (section 3.4.3).
+        scope: "batch" ranks all images together; "image" each alone (section 3.4.1), and takes the
+            mean over the images that have positives.
+        mask: None, or bool of the logits' shape; False marks a single entry as ignored.
+        check_finite: True raises FloatingPointError if a counted score is NaN or infinite; False
+            makes value and gradient NaN instead; None checks on the CPU only.
+
+    >>> logits = torch.tensor([[0.0, 2.0], [3.0, 1.0]], requires_grad=True)
+    >>> loss = ap_loss(logits, torch.tensor([1, BACKGROUND]))
+    >>> loss.backward()
+    >>> loss.item(), logits.grad.tolist()
+    (0.5, [[0.0, -0.5], [0.5, 0.0]])
+    """
+    return error_driven_loss(
+        logits,
+        labels,
+        "interpolated_ap" if interpolate else "ap",
+        delta=delta,
+        step=step,
+        scope=scope,
+        mask=mask,
+        check_finite=check_finite,
+    )
+
+
+def binary_ap_loss(
+    scores: Tensor,
+    targets: Tensor,
+    *,
+    delta: float = 1.0,
+    step: str = "piecewise",
+    interpolate: bool = True,
+    mask: Tensor | None = None,
+    check_finite: bool | None = None,
+) -> Tensor:
+    """1 - AP of the plain ranking problem, as in retrieval: a scalar; see `ap_loss`.
+
+    Args:
+        scores: any shape and float dtype.
+        targets: 0 or 1 (or bool), of the same shape: 1 is to rank above 0.
+        mask: None, or bool of the same shape; False marks an entry as ignored.
+
+    >>> binary_ap_loss(torch.tensor([3.0, 0.0, 5.0]), torch.tensor([1, 0, 0])).item()
+    0.5
+    """
+    if targets.shape != scores.shape:
+        raise ValueError(
+            f"targets: expected the scores' shape {tuple(scores.shape)}, got {tuple(targets.shape)}"
+        )
+    if mask is not None and mask.shape != scores.shape:
+        raise ValueError(
+            f"mask: expected the scores' shape {tuple(scores.shape)}, got {tuple(mask.shape)}"
+        )
+    is_positive = targets == 1
+    is_wrong = ~is_positive & (targets != 0)
+    if reads_values(scores) and bool(is_wrong.any()):
+        raise ValueError(f"targets: expected 0 or 1, got {targets[is_wrong][0].item()}")
+    # Column 0 is the only class. Where values are not read, 3 is no label and makes the loss NaN.
+    labels = is_positive.to(torch.int8) + BACKGROUND
+    labels = labels.masked_fill(is_wrong, 3)
+    return ap_loss(
+        scores.reshape(-1, 1),
+        labels.reshape(-1),
+        delta=delta,
+        step=step,
+        interpolate=interpolate,
+        mask=None if mask is None else mask.reshape(-1, 1),
+        check_finite=check_finite,
+    )
+
+
+class APLoss(ClassLoss):
+    """`ap_loss` with its settings.
+
+    >>> APLoss(delta=0.5)(torch.zeros(3, 2), torch.tensor([0, BACKGROUND, BACKGROUND])).item()
+    0.7142857313156128
+    """
+
+    def __init__(
+        self,
+        delta: float = 1.0,
+        step: str = "piecewise",
+        interpolate: bool = True,
+        scope: str = "batch",
+        check_finite: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.delta = delta
+        self.step = step
+        self.interpolate = interpolate
+        self.scope = scope
+        self.check_finite = check_finite
+
+    def forward(self, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        return ap_loss(
+            logits,
+            labels,
+            delta=self.delta,
+            step=self.step,
+            interpolate=self.interpolate,
+            scope=self.scope,
+            mask=mask,
+            check_finite=self.check_finite,
+        )

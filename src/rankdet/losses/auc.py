@@ -1,0 +1,72 @@
+"""AUC-loss: the share of wrongly ordered pairs as a training loss (Eq. 7 of the AP-loss paper)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rankdet.losses.error_driven import error_driven_loss
+from rankdet.losses.module import ClassLoss
+
+
+def auc_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    delta: float = 1.0,
+    step: str = "piecewise",
+    scope: str = "batch",
+    mask: Tensor | None = None,
+    check_finite: bool | None = None,
+) -> Tensor:
+    """1 - AUC of ranking every object above every background box: a scalar from 0 to 1.
+
+    The mean over all pairs of a positive and a negative of f(n_j - p_i), with the error-driven
+    update; otherwise like `ap_loss`, which has the arguments.
+
+    >>> logits = torch.tensor([[0.0], [2.0], [-3.0]])
+    >>> auc_loss(logits, torch.tensor([0, -1, -1])).item()
+    0.5
+    """
+    return error_driven_loss(
+        logits,
+        labels,
+        "auc",
+        delta=delta,
+        step=step,
+        scope=scope,
+        mask=mask,
+        check_finite=check_finite,
+    )
+
+
+class AUCLoss(ClassLoss):
+    """`auc_loss` with its settings.
+
+    >>> AUCLoss(step="heaviside")(torch.tensor([[1.0], [0.0]]), torch.tensor([0, -1])).item()
+    0.0
+    """
+
+    def __init__(
+        self,
+        delta: float = 1.0,
+        step: str = "piecewise",
+        scope: str = "batch",
+        check_finite: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.delta = delta
+        self.step = step
+        self.scope = scope
+        self.check_finite = check_finite
+
+    def forward(self, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        return auc_loss(
+            logits,
+            labels,
+            delta=self.delta,
+            step=self.step,
+            scope=self.scope,
+            mask=mask,
+            check_finite=self.check_finite,
+        )

@@ -1,0 +1,81 @@
+"""What is ranked together: the whole batch, or each image alone; and what makes a ranking wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rankdet.losses.labels import (
+    check_inputs,
+    counted_entries,
+    labels_are_valid,
+    raise_if_not_finite,
+    reads_values,
+)
+
+SCOPES = ("batch", "image")
+
+# (logits (R, K), labels (R,), mask) -> loss of one ranking, number of positives, number of counted
+# scores that are not finite
+RankFunction = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
+
+
+def rank_scopes(
+    rank: RankFunction,
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    mask: Tensor | None,
+    scope: str,
+    check_finite: bool | None,
+) -> Tensor:
+    """The loss of the batch, or the mean loss of the images that have positives: a scalar.
+
+    float32 for half precision logits, else of their dtype. The arguments are those of `ap_loss`.
+    """
+    if scope not in SCOPES:
+        raise ValueError(f"scope: expected one of {SCOPES}, got {scope!r}")
+    if scope == "image" and logits.ndim != 3:
+        raise ValueError(
+            f"scope: expected logits of shape (B, A, K) for 'image', got {tuple(logits.shape)}"
+        )
+    check_inputs(logits, labels, mask)
+    if check_finite is None:
+        check_finite = reads_values(logits)
+
+    if scope == "batch" or logits.shape[0] == 0:
+        num_classes = logits.shape[-1]
+        images = [logits.reshape(-1, num_classes)]
+        image_labels = [labels.reshape(-1)]
+        image_masks = [None if mask is None else mask.reshape(-1, num_classes)]
+    else:
+        images, image_labels = list(logits.unbind()), list(labels.unbind())
+        image_masks = [None] * len(images) if mask is None else list(mask.unbind())
+    values, num_ranked, num_wrong = [], [], []
+    for image, image_label, image_mask in zip(images, image_labels, image_masks, strict=True):
+        value, num_positives, num_image_wrong = rank(
+            image.contiguous(),
+            image_label.contiguous(),
+            None if image_mask is None else image_mask.contiguous(),
+        )
+        values.append(value)
+        num_ranked.append((num_positives > 0).long())
+        num_wrong.append(num_image_wrong)
+
+    if check_finite and bool(torch.stack(num_wrong).sum() > 0):
+        raise_if_not_finite(logits, counted_entries(labels, mask, logits.shape[-1]))
+    # The loss of an image without positives is 0.
+    mean = torch.stack(values).sum() / torch.stack(num_ranked).sum().clamp(min=1)
+    return mean.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def poison_unless(is_right: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """0, or NaN if the ranking is not right or a label has no meaning: float64 scalar.
+
+    Added to a result it makes it NaN on the device, without asking the host. Without it a NaN
+    score would give a finite loss, because comparisons with NaN are all False.
+    """
+    is_right = is_right & labels_are_valid(labels, num_classes)
+    return torch.where(is_right, 0.0, float("nan")).double()

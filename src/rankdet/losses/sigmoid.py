@@ -1,0 +1,206 @@
+"""The passes over the scores for the sigmoid step, which has no knots: O(P N) in bounded memory.
+
+Pairs are taken in tiles of some positives x some negatives. For S(x) = 1 / (1 + exp(-x / k)), pairs
+below -40 k are smaller than 5e-18 and left out; pairs above 40 k count as 1.
+The shapes here are always logits (R, K), labels (R,), mask None or (R, K), all contiguous.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from rankdet.losses.labels import BACKGROUND
+from rankdet.losses.kernels import excluded_entries, refuse_second_derivative, row_blocks
+
+_TILE = 1 << 18  # pairs at a time: 2 MiB of float64
+_SCORES = 1 << 12  # scores of a tile, if there are enough positives
+_BLOCK = 1 << 20  # scores looked at together
+_FAR = 40.0
+
+
+@custom_op(
+    "rankdet::sum_sigmoids",
+    mutates_args=(),
+    schema="(Tensor logits, Tensor labels, Tensor? mask, Tensor positives, float delta)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def sum_sigmoids(
+    logits: Tensor, labels: Tensor, mask: Tensor | None, positives: Tensor, delta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums over the negatives n of S(n - p_i) and of its derivative S'(n - p_i).
+
+    Args:
+        positives: (P,) float64, ascending.
+        delta: the k of the sigmoid.
+
+    Returns:
+        sums: (P,) float64 sums of S.
+        derivatives: (P,) float64 sums of S'.
+        num_negatives: int64 scalar.
+        num_wrong: int64 scalar, how many negatives are NaN or infinite (they are left out).
+    """
+    sums, derivatives = torch.zeros_like(positives), torch.zeros_like(positives)
+    num_negatives = torch.zeros((), dtype=torch.int64, device=logits.device)
+    num_wrong = torch.zeros_like(num_negatives)
+    for scores, places in _negatives(logits, labels, mask):
+        num_negatives += places.numel()
+        num_wrong += places.numel() - scores.numel()
+        for part, near in _tiles(scores, positives, delta):
+            sums[: near.start] += part.numel()
+            sigmoids = torch.sigmoid((part - positives[near, None]) / delta)
+            sums[near] += sigmoids.sum(1)
+            derivatives[near] += (sigmoids * (1 - sigmoids)).sum(1) / delta
+    return sums, derivatives, num_negatives, num_wrong
+
+
+@sum_sigmoids.register_fake
+def _(
+    logits: Tensor, labels: Tensor, mask: Tensor | None, positives: Tensor, delta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    count = logits.new_empty((), dtype=torch.int64)
+    return (
+        torch.empty_like(positives),
+        torch.empty_like(positives),
+        count,
+        torch.empty_like(count),
+    )
+
+
+def sum_sigmoids_of_positives(positives: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """Sums over all positives p_k, i itself included, of S(p_k - p_i) and S'(p_k - p_i): (P,)."""
+    labels = torch.full_like(positives, BACKGROUND, dtype=torch.int64)
+    sums, derivatives, _, _ = sum_sigmoids(positives[:, None], labels, None, positives, delta)
+    return sums, derivatives
+
+
+_UPDATE_ARGUMENTS = (
+    "Tensor logits, Tensor labels, Tensor? mask, Tensor positives, Tensor weights, float delta, "
+    "bool derivative, Tensor index, Tensor update"
+)
+
+
+@custom_op(
+    "rankdet::write_sigmoid_update",
+    mutates_args=(),
+    schema=f"(Tensor scale, {_UPDATE_ARGUMENTS}) -> Tensor",
+)
+def write_sigmoid_update(
+    scale: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    positives: Tensor,
+    weights: Tensor,
+    delta: float,
+    derivative: bool,
+    index: Tensor,
+    update: Tensor,
+) -> Tensor:
+    """The gradient, of the logits' shape and dtype: scale * update for positives,
+    scale * sum_i weights_i S(n - p_i) for a negative n, 0 for ignored entries.
+
+    Args:
+        weights: (P,) float64 for positives in ascending order; NaN makes the gradient NaN.
+        derivative: takes S' in place of S.
+        index, update: (P,) places and updates of the positives.
+    """
+    weights = weights * scale
+    total_before = torch.nn.functional.pad(weights.cumsum(0), (1, 0))
+    gradient = torch.zeros_like(logits)
+    flat = gradient.view(-1)
+    for scores, places in _negatives(logits, labels, mask):
+        if bool(total_before[-1].isnan()):
+            flat[places] = float("nan")
+            continue
+        start = 0
+        for part, near in _tiles(scores, positives, delta):
+            sigmoids = torch.sigmoid((part - positives[near, None]) / delta)
+            if derivative:
+                written = weights[near] @ (sigmoids * (1 - sigmoids)) / delta
+            else:
+                written = weights[near] @ sigmoids + total_before[near.start]
+            flat[places[start : start + part.numel()]] = written.to(flat.dtype)
+            start += part.numel()
+    flat[index] = (update * scale).to(flat.dtype)
+    return gradient
+
+
+@write_sigmoid_update.register_fake
+def _(scale: Tensor, logits: Tensor, *state: Any) -> Tensor:
+    return torch.empty_like(logits)
+
+
+@custom_op(
+    "rankdet::attach_sigmoid_update",
+    mutates_args=(),
+    schema=f"(Tensor value, {_UPDATE_ARGUMENTS}) -> Tensor",
+)
+def attach_sigmoid_update(
+    value: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    positives: Tensor,
+    weights: Tensor,
+    delta: float,
+    derivative: bool,
+    index: Tensor,
+    update: Tensor,
+) -> Tensor:
+    """The value itself; backward hands `write_sigmoid_update` to the logits."""
+    return value.clone()
+
+
+@attach_sigmoid_update.register_fake
+def _(value: Tensor, *state: Any) -> Tensor:
+    return torch.empty_like(value)
+
+
+def _keep_state(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, delta, derivative, index, update = inputs[1:]
+    ctx.save_for_backward(*tensors, index, update)
+    ctx.delta, ctx.derivative = delta, derivative
+
+
+def _give_update(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, index, update = ctx.saved_tensors
+    gradient = write_sigmoid_update(
+        grad_value, *tensors, ctx.delta, ctx.derivative, index, update
+    )
+    return (None, gradient, *([None] * 8))
+
+
+attach_sigmoid_update.register_autograd(_give_update, setup_context=_keep_state)
+write_sigmoid_update.register_autograd(refuse_second_derivative)
+
+
+def _negatives(
+    logits: Tensor, labels: Tensor, mask: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of negatives: finite scores (m,) float64, and flat places (n,), those of the finite
+    scores first."""
+    num_classes = logits.shape[1]
+    for rows in row_blocks(logits, _BLOCK):
+        scores = logits[rows].reshape(-1)
+        is_negative = torch.ones_like(scores, dtype=torch.bool)
+        excluded = excluded_entries(labels[rows], None if mask is None else mask[rows], num_classes)
+        is_negative.index_fill_(0, excluded, False)
+        is_finite = torch.isfinite(scores)
+        first = rows.start * num_classes
+        finite = (is_negative & is_finite).nonzero()[:, 0]
+        others = (is_negative & ~is_finite).nonzero()[:, 0]
+        yield scores[finite].double(), torch.cat([finite, others]) + first
+
+
+def _tiles(
+    scores: Tensor, positives: Tensor, delta: float
+) -> Iterator[tuple[Tensor, slice]]:
+    """Parts of the scores in order, each with the slice of positives that is near any of them."""
+    num_scores = max(1, min(len(scores), max(_SCORES, _TILE // max(1, len(positives)))))
+    for part in scores.split(num_scores) if len(scores) else ():
+        ends = torch.stack([part.min() - _FAR * delta, part.max() + _FAR * delta])
+        first, last = torch.searchsorted(positives, ends).tolist()
+        yield part, slice(first, last)
