@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from rankdet.losses.error_driven import error_driven_loss
@@ -24,6 +23,7 @@ def auc_loss(
     The mean over all pairs of a positive and a negative of f(n_j - p_i), with the error-driven
     update; otherwise like `ap_loss`, which has the arguments.
 
+    >>> import torch
     >>> logits = torch.tensor([[0.0], [2.0], [-3.0]])
     >>> auc_loss(logits, torch.tensor([0, -1, -1])).item()
     0.5
@@ -43,6 +43,7 @@ def auc_loss(
 class AUCLoss(ClassLoss):
     """`auc_loss` with its settings.
 
+    >>> import torch
     >>> AUCLoss(step="heaviside")(torch.tensor([[1.0], [0.0]]), torch.tensor([0, -1])).item()
     0.0
     """

@@ -37,9 +37,7 @@ def error_driven_loss(
     """
     check_step(step, delta)
 
-    def rank(
-        logits: Tensor, labels: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def rank(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         rank_pairs = _rank_by_sigmoids if step == "sigmoid" else _rank_by_bins
         value, num_positives, num_wrong, *state = rank_pairs(
             logits.detach(), labels, mask, weights, step, delta
@@ -69,9 +67,7 @@ def check_step(step: str, delta: float) -> None:
 
 # The O(P) work between the passes has sizes that only the data tell. As operators of their own the
 # two functions below are closed boxes for torch.compile, which could not guess those sizes.
-_RANK_ARGUMENTS = (
-    "Tensor logits, Tensor labels, Tensor? mask, str weights, str step, float delta"
-)
+_RANK_ARGUMENTS = "Tensor logits, Tensor labels, Tensor? mask, str weights, str step, float delta"
 
 
 @custom_op(
@@ -89,19 +85,17 @@ def _rank_by_bins(
         value, num_positives, num_wrong: scalars; num_wrong counts scores that are not finite.
         knots, intercepts, slopes, index, update: see `write_update`.
     """
-    positives, index, num_wrong = _sorted_positives(logits, labels, mask)
+    positives, index, num_wrong = sorted_positives(logits, labels, mask)
     ramp = (HeavisideStep if step == "heaviside" else PiecewiseStep)(positives, delta)
     counts, sums, num_wrong_negatives = bin_negatives(
         logits, labels, mask, ramp.knots, ramp.needs_sums
     )
-    error, weight = WEIGHTS[weights](
-        ramp.above_positives(), ramp.above(counts, sums), counts.sum()
-    )
+    error, weight = WEIGHTS[weights](ramp.above_positives(), ramp.above(counts, sums), counts.sum())
     num_wrong = num_wrong + num_wrong_negatives
     poison = poison_unless(num_wrong == 0, labels, logits.shape[1])
-    num_positives = max(len(index), 1)
-    intercepts, slopes = ramp.profile(weight / num_positives)
-    update = poison - error / num_positives
+    divisor = max(len(index), 1)
+    intercepts, slopes = ramp.profile(weight / divisor)
+    update = poison - error / divisor
     value = poison - update.sum()
     num_positives = torch.tensor(len(index), device=logits.device)
     knots = ramp.knots.clone()  # an operator may not return the same tensor twice
@@ -142,7 +136,7 @@ def _rank_by_sigmoids(
         value, num_positives, num_wrong: scalars; num_wrong counts scores that are not finite.
         positives, weights, index, update: see `write_sigmoid_update`.
     """
-    positives, index, num_wrong = _sorted_positives(logits, labels, mask)
+    positives, index, num_wrong = sorted_positives(logits, labels, mask)
     above_N, _, num_negatives, num_wrong_negatives = sum_sigmoids(
         logits, labels, mask, positives, delta
     )
@@ -151,9 +145,9 @@ def _rank_by_sigmoids(
     error, weight = WEIGHTS[weights](above_P, above_N, num_negatives)
     num_wrong = num_wrong + num_wrong_negatives
     poison = poison_unless(num_wrong == 0, labels, logits.shape[1])
-    num_positives = max(len(index), 1)
-    weight = weight / num_positives + poison
-    update = poison - error / num_positives
+    divisor = max(len(index), 1)
+    weight = weight / divisor + poison
+    update = poison - error / divisor
     value = poison - update.sum()
     num_positives = torch.tensor(len(index), device=logits.device)
     return value, num_positives, num_wrong, positives, weight, index, update
@@ -177,7 +171,7 @@ def _(
     )
 
 
-def _sorted_positives(
+def sorted_positives(
     logits: Tensor, labels: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The positives' scores (P,) in ascending order, their places, and how many are not finite.

@@ -50,9 +50,7 @@ def excluded_entries(labels: Tensor, mask: Tensor | None, num_classes: int) -> T
     mutates_args=(),
     schema="(Tensor logits, Tensor labels, Tensor? mask) -> (Tensor, Tensor)",
 )
-def find_positives(
-    logits: Tensor, labels: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def find_positives(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The positives: scores (P,) float64 and flat places (P,) int64, in order of place."""
     num_classes = logits.shape[1]
     rows = ((labels >= 0) & (labels < num_classes)).nonzero()[:, 0]
@@ -198,9 +196,9 @@ def write_update(
         negative = _is_negative(logits[rows], labels[rows], None if mask is None else mask[rows])
         scores = torch.where(negative, logits[rows].double(), 0.0)
         bins = torch.bucketize(scores, knots, right=True)
-        gradient[rows] = torch.where(
-            negative, intercepts[bins] + slopes[bins] * scores, 0.0
-        ).to(logits.dtype)
+        gradient[rows] = torch.where(negative, intercepts[bins] + slopes[bins] * scores, 0.0).to(
+            logits.dtype
+        )
     gradient.view(-1)[index] = (update * scale).to(logits.dtype)
     return gradient
 

@@ -63,13 +63,29 @@ def check_inputs(
         )
 
 
+def require(holds: bool, name: str, expected: str, got: object) -> None:
+    """Raise ValueError, with expected and got, unless the condition holds."""
+    if not holds:
+        raise ValueError(f"{name}: expected {expected}, got {got!r}")
+
+
 def reads_values(tensor: Tensor) -> bool:
     """Whether checks may read the tensor's values: on the CPU, outside of `torch.compile`."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def widened(labels: Tensor, num_classes: int) -> Tensor:
+    """The labels in a dtype that can be compared with every label's meaning.
+
+    Torch wraps a bound into a narrow dtype: -2 is 254 in uint8, and 200 is -56 in int8.
+    """
+    is_wide = labels.dtype.is_signed and num_classes <= torch.iinfo(labels.dtype).max
+    return labels if is_wide else labels.long()
+
+
 def labels_are_valid(labels: Tensor, num_classes: int) -> Tensor:
     """True (a bool scalar tensor) if every label is a class, BACKGROUND or IGNORED."""
+    labels = widened(labels, num_classes)
     return ((labels >= IGNORED) & (labels < num_classes)).all()
 
 
@@ -91,6 +107,7 @@ def counted_entries(labels: Tensor, mask: Tensor | None, num_classes: int) -> Te
     tensor([[ True,  True],
             [False, False]])
     """
+    labels = widened(labels, num_classes)
     counted = (labels != IGNORED).unsqueeze(-1).expand(*labels.shape, num_classes)
     return counted if mask is None else counted & mask
 

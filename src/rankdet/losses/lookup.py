@@ -12,6 +12,8 @@ from torch import Tensor
 _CELLS_PER_KNOT = 16
 # Where less than this share of a block stands above the first knot, the rest is dropped first.
 _FEW = 0.25
+# Where more than this share of a block needs a search, all of it is searched.
+_MANY = 0.5
 
 
 def score_range(block: Tensor) -> tuple[float, float]:
@@ -42,7 +44,7 @@ class BinLookup:
         self.knots = knots
         self.lowest = knots[0].item() if len(knots) else 0.0
         highest = knots[-1].item() if len(knots) else 0.0
-        self.num_cells = 1 << max(10, (_CELLS_PER_KNOT * len(knots)).bit_length())
+        self.num_cells = 1 << max(14, (_CELLS_PER_KNOT * len(knots)).bit_length())
         span = highest - self.lowest
         self.scale = (self.num_cells - 2) / span if span > 0 else 0.0
         if not math.isfinite(self.scale):
@@ -94,6 +96,8 @@ class BinLookup:
         # Negative where a search is needed. clamp and nonzero are several times faster here than
         # a comparison and a boolean index.
         searched = bins.clamp(max=0).nonzero()[:, 0]
+        if len(searched) > _MANY * len(scores):  # the grid is no help: knots stand close together
+            return None, self._search(scores)
         bins.index_copy_(0, searched, self._search(scores.index_select(0, searched)))
         return None, bins
 

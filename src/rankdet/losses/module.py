@@ -19,5 +19,7 @@ class ClassLoss(nn.Module):
         return num_classes + 1 if self.activation == "softmax" else num_classes
 
     def extra_repr(self) -> str:
-        settings = {k: v for k, v in vars(self).items() if not k.startswith("_") and k != "training"}
+        settings = {
+            k: v for k, v in vars(self).items() if not k.startswith("_") and k != "training"
+        }
         return ", ".join(f"{name}={value!r}" for name, value in settings.items())

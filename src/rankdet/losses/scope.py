@@ -13,9 +13,9 @@ from rankdet.losses.labels import (
     labels_are_valid,
     raise_if_not_finite,
     reads_values,
+    require,
+    widened,
 )
-
-SCOPES = ("batch", "image")
 
 # (logits (R, K), labels (R,), mask) -> loss of one ranking, number of positives, number of counted
 # scores that are not finite
@@ -35,13 +35,9 @@ def rank_scopes(
 
     float32 for half precision logits, else of their dtype. The arguments are those of `ap_loss`.
     """
-    if scope not in SCOPES:
-        raise ValueError(f"scope: expected one of {SCOPES}, got {scope!r}")
-    if scope == "image" and logits.ndim != 3:
-        raise ValueError(
-            f"scope: expected logits of shape (B, A, K) for 'image', got {tuple(logits.shape)}"
-        )
+    check_scope(scope, logits)
     check_inputs(logits, labels, mask)
+    labels = widened(labels, logits.shape[-1])
     if check_finite is None:
         check_finite = reads_values(logits)
 
@@ -69,6 +65,13 @@ def rank_scopes(
     # The loss of an image without positives is 0.
     mean = torch.stack(values).sum() / torch.stack(num_ranked).sum().clamp(min=1)
     return mean.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def check_scope(scope: str, logits: Tensor) -> None:
+    """Raise ValueError, with expected and got, unless the logits can be ranked so."""
+    require(scope in ("batch", "image"), "scope", "'batch' or 'image'", scope)
+    has_images = scope == "batch" or logits.ndim == 3
+    require(has_images, "logits", "shape (B, A, K) for scope='image'", tuple(logits.shape))
 
 
 def poison_unless(is_right: Tensor, labels: Tensor, num_classes: int) -> Tensor:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from rankdet.losses.labels import BACKGROUND
 from rankdet.losses.kernels import excluded_entries, refuse_second_derivative, row_blocks
+from rankdet.losses.labels import BACKGROUND
 
-_TILE = 1 << 18  # pairs at a time: 2 MiB of float64
-_SCORES = 1 << 12  # scores of a tile, if there are enough positives
+_TILE = 1 << 16  # pairs at a time: 512 KiB of float64, to stay in the cache
+_SCORES = 1 << 10  # scores of a tile at least
 _BLOCK = 1 << 20  # scores looked at together
 _FAR = 40.0
 
@@ -50,9 +50,11 @@ def sum_sigmoids(
         num_wrong += places.numel() - scores.numel()
         for part, near in _tiles(scores, positives, delta):
             sums[: near.start] += part.numel()
-            sigmoids = torch.sigmoid((part - positives[near, None]) / delta)
+            odds = _odds(part, positives[near], delta)
+            sigmoids = (1 + odds).reciprocal_()
             sums[near] += sigmoids.sum(1)
-            derivatives[near] += (sigmoids * (1 - sigmoids)).sum(1) / delta
+            # S' = S (1 - S) / k, and 1 - S = odds * S without cancellation
+            derivatives[near] += odds.mul_(sigmoids).mul_(sigmoids).sum(1) / delta
     return sums, derivatives, num_negatives, num_wrong
 
 
@@ -117,9 +119,10 @@ def write_sigmoid_update(
             continue
         start = 0
         for part, near in _tiles(scores, positives, delta):
-            sigmoids = torch.sigmoid((part - positives[near, None]) / delta)
+            odds = _odds(part, positives[near], delta)
+            sigmoids = (1 + odds).reciprocal_()
             if derivative:
-                written = weights[near] @ (sigmoids * (1 - sigmoids)) / delta
+                written = weights[near] @ odds.mul_(sigmoids).mul_(sigmoids) / delta
             else:
                 written = weights[near] @ sigmoids + total_before[near.start]
             flat[places[start : start + part.numel()]] = written.to(flat.dtype)
@@ -167,9 +170,7 @@ def _keep_state(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _give_update(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, index, update = ctx.saved_tensors
-    gradient = write_sigmoid_update(
-        grad_value, *tensors, ctx.delta, ctx.derivative, index, update
-    )
+    gradient = write_sigmoid_update(grad_value, *tensors, ctx.delta, ctx.derivative, index, update)
     return (None, gradient, *([None] * 8))
 
 
@@ -195,12 +196,24 @@ def _negatives(
         yield scores[finite].double(), torch.cat([finite, others]) + first
 
 
-def _tiles(
-    scores: Tensor, positives: Tensor, delta: float
-) -> Iterator[tuple[Tensor, slice]]:
+def _tiles(scores: Tensor, positives: Tensor, delta: float) -> Iterator[tuple[Tensor, slice]]:
     """Parts of the scores in order, each with the slice of positives that is near any of them."""
     num_scores = max(1, min(len(scores), max(_SCORES, _TILE // max(1, len(positives)))))
     for part in scores.split(num_scores) if len(scores) else ():
         ends = torch.stack([part.min() - _FAR * delta, part.max() + _FAR * delta])
         first, last = torch.searchsorted(positives, ends).tolist()
         yield part, slice(first, last)
+
+
+def _odds(scores: Tensor, positives: Tensor, delta: float) -> Tensor:
+    """(P, n) exp((p_i - n_j) / delta), so that S(n_j - p_i) = 1 / (1 + odds).
+
+    As a product of two vectors this costs no exponential for a pair, unless they would overflow.
+    """
+    if len(positives) == 0:
+        return scores.new_zeros(0, len(scores))
+    ends = torch.stack([scores.min(), scores.max(), positives[0], positives[-1]]).tolist()
+    if max(ends) - min(ends) > 600 * delta:
+        return ((positives[:, None] - scores) / delta).clamp_(max=700).exp_()
+    centre = (max(ends) + min(ends)) / 2
+    return torch.outer(((positives - centre) / delta).exp_(), ((centre - scores) / delta).exp_())

@@ -99,10 +99,7 @@ class PiecewiseStep:
         ends = pad(self.knots, (0, 1), value=float("inf"))
         num_below = torch.searchsorted(self.positives, ends)
         sum_below = _sum_before(self.positives, and_total=True)[num_below]
-        counts, sums = (
-            pad(below[1:] - below[:-1], (1, 0))
-            for below in (num_below, sum_below)
-        )
+        counts, sums = (pad(below[1:] - below[:-1], (1, 0)) for below in (num_below, sum_below))
         # The sum has f(0) = 1/2 for i itself, which counts 1.
         return self.above(counts, sums) + 0.5
 

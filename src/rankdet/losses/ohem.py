@@ -1,0 +1,96 @@
+"""Softmax cross-entropy with online hard example mining, as SSD trains with."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankdet.losses.entries import soundness_factor, working_dtype
+from rankdet.losses.labels import BACKGROUND, IGNORED, check_inputs, require
+from rankdet.losses.module import ClassLoss
+from rankdet.losses.sampling import hardest_negatives
+
+
+def ohem_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    negative_ratio: float = 3.0,
+    mask: Tensor | None = None,
+    check_finite: bool | None = None,
+) -> Tensor:
+    """Softmax cross-entropy over positives and the hardest background anchors, as in SSD.
+
+    Online hard example mining (Liu et al., ECCV 2016): all positive anchors count, and of each
+    image's background anchors the negative_ratio x (positives of the image) of highest loss,
+    rounded down. The sum is divided by max(1, positive anchors of the batch). An image without
+    positives adds nothing.
+
+    Args:
+        logits: (R, K + 1) scores of one image, or (B, A, K + 1): column 0 is background, class c is
+            column c + 1.
+        labels: (R,) or (B, A) integers: 0..K-1, BACKGROUND or IGNORED, as for every other loss.
+        negative_ratio: background anchors for each positive, 0 or more.
+        mask: None, or bool of the logits' shape. A column that is False is left out of its anchor's
+            softmax; an anchor whose own target column is False is ignored.
+        check_finite: as in `focal_loss`.
+
+    >>> logits = torch.tensor([[0.0, 0.0], [0.0, 0.0], [9.0, 0.0]])
+    >>> ohem_loss(logits, torch.tensor([0, -1, -1]), negative_ratio=1.0)  # 2 log 2
+    tensor(1.3863)
+    """
+    is_ratio = 0 <= negative_ratio < math.inf
+    require(is_ratio, "negative_ratio", "a finite number >= 0", negative_ratio)
+    columns = logits.shape[-1] if logits.ndim else 1  # check_inputs refuses ndim 0
+    require(columns > 0, "logits", "K + 1 columns, background first", tuple(logits.shape))
+    num_classes = columns - 1
+    check_inputs(logits, labels, mask, num_classes=num_classes)
+    labels = labels.long()
+    target = (labels + 1).clamp(0, num_classes).unsqueeze(-1)
+    is_counted = labels != IGNORED
+    if mask is not None:
+        is_counted = is_counted & mask.gather(-1, target).squeeze(-1)
+
+    has_score = is_counted.unsqueeze(-1).expand(logits.shape)
+    if mask is not None:
+        has_score = has_score & mask
+    scores = torch.where(has_score, logits, 0.0).to(working_dtype(logits))
+    soundness = soundness_factor(logits, labels, scores, has_score, check_finite, num_classes)
+    if mask is not None:
+        # Only in anchors that count, where the target's column is left: no row is all -inf.
+        scores = scores.masked_fill(is_counted.unsqueeze(-1) & ~mask, -math.inf)
+
+    loss = -F.log_softmax(scores, dim=-1).gather(-1, target).squeeze(-1)
+    is_positive = is_counted & (labels >= 0)
+    is_background = is_counted & (labels == BACKGROUND)
+    is_chosen = is_positive | hardest_negatives(
+        loss.detach(), is_positive, is_background, ratio=negative_ratio
+    )
+    return torch.where(is_chosen, loss, 0.0).sum() / is_positive.sum().clamp(min=1) * soundness
+
+
+class OHEMLoss(ClassLoss):
+    """`ohem_loss` with its settings, a softmax loss, for a head with K + 1 columns.
+
+    >>> OHEMLoss().num_logits(20)
+    21
+    """
+
+    activation = "softmax"
+
+    def __init__(self, negative_ratio: float = 3.0, check_finite: bool | None = None) -> None:
+        super().__init__()
+        self.negative_ratio = negative_ratio
+        self.check_finite = check_finite
+
+    def forward(self, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        return ohem_loss(
+            logits,
+            labels,
+            negative_ratio=self.negative_ratio,
+            mask=mask,
+            check_finite=self.check_finite,
+        )
