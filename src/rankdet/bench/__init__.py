@@ -1,0 +1,1 @@
+"""Tables of speed and memory."""
