@@ -208,9 +208,8 @@ def measure_memory(
 
 def print_tables(results: dict[str, Any], console: Console) -> None:
     """Every number beside the bar that it is held to."""
-    table = Table(
-        "scores are", "positives", "AP-loss", "focal", "ratio", "at most", title=f"{size}"
-    )
+    columns = ("scores are", "positives", "AP-loss", "focal", "ratio", "at most")
+    table = Table(*columns, title=f"{results['scores'] / 1e6:.1f} M scores")
     for row in results["cost"]:
         table.add_row(
             row["regime"],
