@@ -20,22 +20,16 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor
 
 from rankdet import losses
 from rankdet.bench.problems import REGIMES, Problem, make_problem
+from rankdet.bench.tables import print_tables
 from rankdet.provenance import provenance
 
 # 8 images at 512 x 512: 32,736 anchors each, 20 classes
 NUM_ANCHORS, NUM_CLASSES = 8 * 32_736, 20
 NUM_POSITIVES = (600, 5_000)
-# What we hold ourselves to: cost against focal loss, growth of time, memory against the logits.
-MOST_COST = {"initial": 1.0, "half-trained": 2.0, "trained": 1.0}
-MOST_GROWTH_WITH_POSITIVES = {"initial": 1.3, "half-trained": 1.6, "trained": 1.3}
-MOST_GROWTH_WITH_NEGATIVES = 9.0
-MOST_MEMORY = 1.5
-LEAST_SPEEDUP = 30.0
 
 Run = Callable[[Problem], object]
 
@@ -206,62 +200,6 @@ def measure_memory(
     return rows
 
 
-def print_tables(results: dict[str, Any], console: Console) -> None:
-    """Every number beside the bar that it is held to."""
-    columns = ("scores are", "positives", "AP-loss", "focal", "ratio", "at most")
-    table = Table(*columns, title=f"{results['scores'] / 1e6:.1f} M scores")
-    for row in results["cost"]:
-        table.add_row(
-            row["regime"],
-            f"{row['positives']:,}",
-            f"{row['milliseconds']:.1f} ms",
-            f"{row['yardstick_milliseconds']:.1f} ms",
-            _judged(row["ratio"], MOST_COST[row["regime"]]),
-            f"{MOST_COST[row['regime']]:.1f}",
-        )
-    console.print(table)
-
-    table = Table("half-trained scores", "time", "ratio to focal")
-    for name, row in results["others"].items():
-        table.add_row(name, f"{row['milliseconds']:.1f} ms", f"{row['ratio']:.2f}")
-    console.print(table)
-
-    table = Table("AP-loss", *REGIMES)
-    growths, memory = results["growth"], results["memory"]
-    table.add_row(
-        "time, 8 x the positives",
-        *(_judged(row["positives"], MOST_GROWTH_WITH_POSITIVES[row["regime"]]) for row in growths),
-    )
-    table.add_row(
-        "time, 8 x the anchors",
-        *(_judged(row["negatives"], MOST_GROWTH_WITH_NEGATIVES) for row in growths),
-    )
-    speedups = [row["ratio"] for row in results["reference"].values()]
-    table.add_row(
-        "the paper's loop / AP-loss",
-        *(_judged(speedup, LEAST_SPEEDUP, at_least=True) for speedup in speedups),
-    )
-    table.add_row(
-        "extra memory / logits", *(_judged(row["ap_loss"], MOST_MEMORY) for row in memory)
-    )
-    table.add_row(
-        "extra memory of focal / logits", *(_judged(row["focal"], None) for row in memory)
-    )
-    console.print(table)
-
-
-def _judged(value: float | None, bar: float | None, at_least: bool = False) -> str:
-    """The value, in red with its bar if it misses it."""
-    if value is None:
-        return "n/a"
-    shown = f"{value:.0f}" if value >= 100 else f"{value:.2f}"
-    if bar is None:
-        return shown
-    is_met = value >= bar if at_least else value <= bar
-    sign = "≥" if at_least else "≤"
-    return shown if is_met else f"[red]{shown} (not {sign} {bar:g})[/red]"
-
-
 def main(*, quick: bool, json_file: Path | None, device: str, seed: int) -> None:
     """Measure, print the tables, and write them as JSON if asked."""
     console = Console()
@@ -270,9 +208,7 @@ def main(*, quick: bool, json_file: Path | None, device: str, seed: int) -> None
         results = measure(quick, device, seed, lambda text: progress.update(task, description=text))
     print_tables(results, console)
     if quick:
-        console.print(
-            "--quick: fixed costs weigh more at small sizes; the bars are not for it."
-        )
+        console.print("--quick: fixed costs weigh more at small sizes; the bars are not for it.")
     if json_file is not None:
         record = {"provenance": provenance(seed=seed, device=device, quick=quick), **results}
         json_file.write_text(json.dumps(record, indent=2) + "\n")
