@@ -20,6 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "structures": set(),
     "boxes": set(),
     "errors": set(),
+    "provenance": set(),
     "losses": set(),
     "detectors": {"structures", "boxes", "losses"},
     "data": {"structures", "boxes", "errors"},

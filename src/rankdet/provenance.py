@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("rankdet", "torch", "torchvision", "numpy", "matplotlib")
+_PACKAGES = ("rankdet", "torchvision", "numpy", "matplotlib")
 
 
 def provenance(**settings: Any) -> dict[str, Any]:
@@ -23,6 +23,7 @@ def provenance(**settings: Any) -> dict[str, Any]:
         "commit": _commit(),
         "versions": {
             "python": platform.python_version(),
+            "torch": str(torch.__version__),  # with the build, such as +cpu
             **{package: _version(package) for package in _PACKAGES},
         },
         "machine": _machine(),

@@ -1,0 +1,40 @@
+"""What all pictures share: colours that colour-blind readers can tell apart, and how to save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette without its yellow, which is too pale for a line on white.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#7F7F7F"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that size in inches, drawn off screen (without pyplot's global state)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def label_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+    """Give the axes a title and labels, a light grid, and no frame at the top and right."""
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(True, color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """The path of the PNG file that was written."""
+    figure.savefig(path, dpi=130)
+    return path
