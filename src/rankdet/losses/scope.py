@@ -64,6 +64,8 @@ def rank_scopes(
         raise_if_not_finite(logits, counted_entries(labels, mask, logits.shape[-1]))
     # The loss of an image without positives is 0.
     mean = torch.stack(values).sum() / torch.stack(num_ranked).sum().clamp(min=1)
+    # As a factor, the NaN of one image reaches the gradients of all.
+    mean = mean * torch.where(mean.detach().isnan(), float("nan"), 1.0)
     return mean.to(torch.promote_types(logits.dtype, torch.float32))
 
 

@@ -114,7 +114,7 @@ def write_sigmoid_update(
     gradient = torch.zeros_like(logits)
     flat = gradient.view(-1)
     for scores, places in _negatives(logits, labels, mask):
-        if bool(total_before[-1].isnan()):
+        if bool((total_before[-1] * scale).isnan()):  # also where there are no weights
             flat[places] = float("nan")
             continue
         start = 0
