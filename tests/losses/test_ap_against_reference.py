@@ -150,7 +150,7 @@ def test_many_small_blocks_agree_on_every_path(
     step: str, monkeypatch: pytest.MonkeyPatch, with_gradient: WithGradient, judge: Judge
 ) -> None:
     monkeypatch.setattr(kernels, "_CPU_BLOCK", 16)
-    for name, size in {"_BLOCK": 32, "_TILE": 24, "_SCORES": 4}.items():
+    for name, size in {"_BLOCK": 32, "_TILE": (3, 4)}.items():
         monkeypatch.setattr(sigmoid, name, size)
     paths = record_paths(monkeypatch)
     generator = torch.Generator().manual_seed(300)
@@ -237,8 +237,7 @@ def test_many_positives_agree(with_gradient: WithGradient, judge: Judge) -> None
 def test_far_more_positives_than_a_tile_of_sigmoids_holds(
     spread: float, monkeypatch: pytest.MonkeyPatch, with_gradient: WithGradient, judge: Judge
 ) -> None:
-    monkeypatch.setattr(sigmoid, "_TILE", 64)
-    monkeypatch.setattr(sigmoid, "_SCORES", 8)
+    monkeypatch.setattr(sigmoid, "_TILE", (8, 8))
     generator = torch.Generator().manual_seed(600)
     logits = spread * torch.randn(300, 2, generator=generator)
     labels = torch.randint(-2, 2, (300,), generator=generator)

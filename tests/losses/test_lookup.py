@@ -145,10 +145,13 @@ def test_only_bin_agrees_with_bucketize(knots: list[float], ends: list[float]) -
     assert BinLookup(float64(knots)).only_bin(*ends) == expected
 
 
-def test_score_range() -> None:
-    assert score_range(torch.tensor([3.0, -1.0, 2.0], dtype=torch.float16)) == (-1.0, 3.0)
-    assert score_range(torch.empty(0)) == (0.0, 0.0)
-    assert all(math.isnan(end) for end in score_range(torch.tensor([1.0, math.nan, 2.0])))
+def test_score_range_is_that_of_the_scores_that_are_not_excluded() -> None:
+    nothing = torch.tensor([], dtype=torch.int64)
+    assert score_range(float64([3.0, -1.0, 2.0]), nothing) == (-1.0, 3.0)
+    assert score_range(float64([3.0, math.nan, 2.0]), torch.tensor([1])) == (2.0, 3.0)
+    assert score_range(float64([math.nan]), torch.tensor([0])) == (math.inf, -math.inf)
+    assert score_range(float64([]), nothing) == (math.inf, -math.inf)
+    assert all(math.isnan(end) for end in score_range(float64([1.0, math.nan, 2.0]), nothing))
 
 
 def test_most_scores_need_no_search(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankdet.losses import sampling
+from rankdet.losses import focal_loss, sampling
 from rankdet.losses.ap import ap_loss
-from rankdet.losses import focal_loss
 from rankdet.losses.labels import BACKGROUND, IGNORED, counted_entries, positive_entries
 from rankdet.losses.sampling import (
     hard_negatives,

@@ -62,7 +62,7 @@ def reference(problem: Problem) -> None:
     losses.ap_loss_reference(problem.logits, problem.targets)
 
 
-OTHER_LOSSES = {
+OTHER_LOSSES: dict[str, Callable[..., Tensor]] = {
     "AUC-loss": losses.auc_loss,
     "focal loss": losses.focal_loss,
     "GHM-C": losses.ghm_loss,

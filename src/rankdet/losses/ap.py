@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rankdet.losses.error_driven import error_driven_loss
-from rankdet.losses.labels import BACKGROUND, reads_values
+from rankdet.losses.labels import BACKGROUND, raise_if_not_finite, reads_values
 from rankdet.losses.module import ClassLoss
 
 
@@ -30,7 +30,9 @@ def ap_loss(
         logits: (R, K) or (B, A, K), raw scores of all anchors and classes of the mini-batch;
             float16, bfloat16, float32 or float64.
         labels: (R,) or (B, A) integers: the class's column 0..K-1, BACKGROUND or IGNORED.
-        delta: half the width of the piecewise step, or the k of the sigmoid step; > 0.
+        delta: half the width of the piecewise step, or the k of the sigmoid step; > 0. float64 has
+            no place for score +- delta where |score| / delta is beyond 1e15, and few digits for
+            it beyond 1e10; real scores are far from that.
         step: "piecewise" (Eq. 21), "heaviside" (Eq. 4, delta is not used) or "sigmoid".
         interpolate: whether precision is made monotone in the rank (section 3.4.3).
         scope: "batch" ranks all images together; "image" each alone (section 3.4.1), and takes the
@@ -92,15 +94,21 @@ def binary_ap_loss(
     # Column 0 is the only class. Where values are not read, 3 is no label and makes the loss NaN.
     labels = is_positive.to(torch.int8) + BACKGROUND
     labels = labels.masked_fill(is_wrong, 3)
-    return ap_loss(
+    loss = ap_loss(
         scores.reshape(-1, 1),
         labels.reshape(-1),
         delta=delta,
         step=step,
         interpolate=interpolate,
         mask=None if mask is None else mask.reshape(-1, 1),
-        check_finite=check_finite,
+        check_finite=False,
     )
+    if check_finite is None:
+        check_finite = reads_values(scores)
+    if check_finite and bool(loss.isnan()):  # here, to speak of the scores as the caller sees them
+        counted = torch.ones_like(is_positive) if mask is None else mask
+        raise_if_not_finite(scores, counted, name="scores")
+    return loss
 
 
 class APLoss(ClassLoss):

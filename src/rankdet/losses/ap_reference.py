@@ -74,4 +74,4 @@ def ap_loss_reference(
         update[i] = -error_N.sum()  # line 16, Eq. 14
         update[negatives] += error_N  # line 17
     update /= len(positives)  # line 19
-    return -update[positives].sum(), update.reshape(scores.shape)
+    return update[positives].sum().abs(), update.reshape(scores.shape)

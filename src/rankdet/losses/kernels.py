@@ -119,17 +119,15 @@ def _(
         excluded = excluded_entries(
             labels[rows], None if mask is None else mask[rows], logits.shape[1]
         )
-        block = logits[rows].reshape(-1)
-        scores = lookup.load(block)
+        scores = lookup.load(logits[rows].view(-1))
         num_negatives = scores.numel() - excluded.numel()
-        lowest, highest = score_range(block)
+        lowest, highest = score_range(scores, excluded)
         only_bin = lookup.only_bin(lowest, highest)
         if only_bin is not None:
             counts[only_bin] += num_negatives
             if with_sums and only_bin > 0:
                 sums[only_bin] += scores.index_fill_(0, excluded, 0).sum()
             continue
-        scores.index_fill_(0, excluded, float("-inf"))
         if not (math.isfinite(lowest) and math.isfinite(highest)):
             wrong = ~torch.isfinite(scores)
             num_wrong += int(wrong.sum()) - excluded.numel()
@@ -223,22 +221,18 @@ def _(
         excluded = excluded_entries(
             labels[rows], None if mask is None else mask[rows], logits.shape[1]
         )
-        block, target = logits[rows].reshape(-1), gradient[rows].view(-1)
-        only_bin = lookup.only_bin(*score_range(block))
+        scores, target = lookup.load(logits[rows].view(-1)), gradient[rows].view(-1)
+        only_bin = lookup.only_bin(*score_range(scores, excluded))
         if only_bin is not None:
-            scores = lookup.load(block)
             target.copy_(scores.mul_(slopes[only_bin]).add_(intercepts[only_bin]))
         elif bool(intercepts[0].isnan()):
             target.fill_(float("nan"))
         else:
-            scores = lookup.load(block).index_fill_(0, excluded, float("-inf"))
             above, bins = lookup.find(scores)
             written = intercepts.index_select(0, bins)
             if above is not None:
                 scores = scores[above]
             if not is_constant:
-                # Bin 0 may hold -inf, and -inf * 0 is NaN: nothing stands below the first knot.
-                scores.clamp_(min=lookup.lowest)
                 written.addcmul_(scores, slopes.index_select(0, bins))
             if above is None:
                 target.copy_(written)

@@ -16,11 +16,17 @@ _FEW = 0.25
 _MANY = 0.5
 
 
-def score_range(block: Tensor) -> tuple[float, float]:
-    """The lowest and the highest score of a block, both NaN if it holds one; (0, 0) if empty."""
-    if block.numel() == 0:
-        return 0.0, 0.0
-    lowest, highest = block.aminmax()
+def score_range(scores: Tensor, excluded: Tensor) -> tuple[float, float]:
+    """The lowest and the highest of the scores that are not excluded, NaN if one of them is.
+
+    Args:
+        scores: (n,) float64; the excluded ones are overwritten.
+        excluded: (E,) int64, places that are not looked at.
+    """
+    if len(scores) == 0:
+        return math.inf, -math.inf
+    lowest = scores.index_fill_(0, excluded, math.inf).amin()
+    highest = scores.index_fill_(0, excluded, -math.inf).amax()
     return lowest.item(), highest.item()
 
 
@@ -46,7 +52,8 @@ class BinLookup:
         highest = knots[-1].item() if len(knots) else 0.0
         self.num_cells = 1 << max(14, (_CELLS_PER_KNOT * len(knots)).bit_length())
         span = highest - self.lowest
-        self.scale = (self.num_cells - 2) / span if span > 0 else 0.0
+        # The last cell is left to the scores that stand well above the last knot.
+        self.scale = (self.num_cells - 3) / span if span > 0 else 0.0
         if not math.isfinite(self.scale):
             self.scale = 0.0
         self._scratch = torch.empty(0, dtype=torch.float64)

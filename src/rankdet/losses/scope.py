@@ -42,10 +42,8 @@ def rank_scopes(
         check_finite = reads_values(logits)
 
     if scope == "batch" or logits.shape[0] == 0:
-        num_classes = logits.shape[-1]
-        images = [logits.reshape(-1, num_classes)]
-        image_labels = [labels.reshape(-1)]
-        image_masks = [None if mask is None else mask.reshape(-1, num_classes)]
+        images, image_labels = [logits.flatten(0, -2)], [labels.flatten()]
+        image_masks = [None if mask is None else mask.flatten(0, -2)]
     else:
         images, image_labels = list(logits.unbind()), list(labels.unbind())
         image_masks = [None] * len(images) if mask is None else list(mask.unbind())

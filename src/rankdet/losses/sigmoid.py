@@ -15,8 +15,7 @@ from torch.library import custom_op
 from rankdet.losses.kernels import excluded_entries, refuse_second_derivative, row_blocks
 from rankdet.losses.labels import BACKGROUND
 
-_TILE = 1 << 16  # pairs at a time: 512 KiB of float64, to stay in the cache
-_SCORES = 1 << 10  # scores of a tile at least
+_TILE = (64, 1024)  # positives x scores at a time: 512 KiB of float64, to stay in the cache
 _BLOCK = 1 << 20  # scores looked at together
 _FAR = 40.0
 
@@ -48,13 +47,14 @@ def sum_sigmoids(
     for scores, places in _negatives(logits, labels, mask):
         num_negatives += places.numel()
         num_wrong += places.numel() - scores.numel()
-        for part, near in _tiles(scores, positives, delta):
-            sums[: near.start] += part.numel()
-            odds = _odds(part, positives[near], delta)
-            sigmoids = (1 + odds).reciprocal_()
-            sums[near] += sigmoids.sum(1)
-            # S' = S (1 - S) / k, and 1 - S = odds * S without cancellation
-            derivatives[near] += odds.mul_(sigmoids).mul_(sigmoids).sum(1) / delta
+        for part, num_below, near in _tiles(scores, positives, delta):
+            sums[:num_below] += part.numel()
+            for some in near:
+                odds = _odds(part, positives[some], delta)
+                sigmoids = (1 + odds).reciprocal_()
+                sums[some] += sigmoids.sum(1)
+                # S' = S (1 - S) / k, and 1 - S = odds * S without cancellation
+                derivatives[some] += odds.mul_(sigmoids).mul_(sigmoids).sum(1) / delta
     return sums, derivatives, num_negatives, num_wrong
 
 
@@ -118,13 +118,16 @@ def write_sigmoid_update(
             flat[places] = float("nan")
             continue
         start = 0
-        for part, near in _tiles(scores, positives, delta):
-            odds = _odds(part, positives[near], delta)
-            sigmoids = (1 + odds).reciprocal_()
-            if derivative:
-                written = weights[near] @ odds.mul_(sigmoids).mul_(sigmoids) / delta
-            else:
-                written = weights[near] @ sigmoids + total_before[near.start]
+        for part, num_below, near in _tiles(scores, positives, delta):
+            written = torch.zeros_like(part)
+            if not derivative:
+                written += total_before[num_below]
+            for some in near:
+                odds = _odds(part, positives[some], delta)
+                sigmoids = (1 + odds).reciprocal_()
+                if derivative:
+                    sigmoids.mul_(sigmoids).mul_(odds).div_(delta)
+                written += weights[some] @ sigmoids
             flat[places[start : start + part.numel()]] = written.to(flat.dtype)
             start += part.numel()
     flat[index] = (update * scale).to(flat.dtype)
@@ -196,13 +199,20 @@ def _negatives(
         yield scores[finite].double(), torch.cat([finite, others]) + first
 
 
-def _tiles(scores: Tensor, positives: Tensor, delta: float) -> Iterator[tuple[Tensor, slice]]:
-    """Parts of the scores in order, each with the slice of positives that is near any of them."""
-    num_scores = max(1, min(len(scores), max(_SCORES, _TILE // max(1, len(positives)))))
+def _tiles(
+    scores: Tensor, positives: Tensor, delta: float
+) -> Iterator[tuple[Tensor, int, list[slice]]]:
+    """Parts of the scores in order, each with what it has to do with the positives.
+
+    Yields the part, how many positives lie so far below it that all pairs count 1, and slices of
+    the positives after those that are not so far above it that all pairs count 0.
+    """
+    num_positives, num_scores = _TILE
     for part in scores.split(num_scores) if len(scores) else ():
         ends = torch.stack([part.min() - _FAR * delta, part.max() + _FAR * delta])
         first, last = torch.searchsorted(positives, ends).tolist()
-        yield part, slice(first, last)
+        starts = range(first, last, num_positives)
+        yield part, first, [slice(start, min(start + num_positives, last)) for start in starts]
 
 
 def _odds(scores: Tensor, positives: Tensor, delta: float) -> Tensor:
@@ -210,8 +220,6 @@ def _odds(scores: Tensor, positives: Tensor, delta: float) -> Tensor:
 
     As a product of two vectors this costs no exponential for a pair, unless they would overflow.
     """
-    if len(positives) == 0:
-        return scores.new_zeros(0, len(scores))
     ends = torch.stack([scores.min(), scores.max(), positives[0], positives[-1]]).tolist()
     if max(ends) - min(ends) > 600 * delta:
         return ((positives[:, None] - scores) / delta).clamp_(max=700).exp_()

@@ -1,0 +1,47 @@
+"""The README: its code runs, its table is that of the recorded run, its paths exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_code_in_the_readme_runs(block: str) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(2, 30, 4, requires_grad=True)
+    names = {
+        "logits": logits,
+        "targets": (torch.rand(2, 30, 4) < 0.1).float(),
+        "labels": torch.randint(-2, 4, (2, 30)),
+    }
+    exec(block, names)
+    assert logits.grad is not None
+    assert logits.grad.any()
+
+
+def test_tables_in_the_readme_are_made_from_their_records() -> None:
+    from rankdet.bench.tables import markdown
+
+    tables = re.findall(
+        r"<!-- rankdet\.bench\.tables: (\S+) -->\n(.*?)\n?<!-- end -->", README, re.DOTALL
+    )
+    assert tables
+    for file, table in tables:
+        assert table == markdown(json.loads((ROOT / file).read_text()))
+
+
+def test_files_that_the_readme_names_exist() -> None:
+    tree = README.partition("## The tree")[2]
+    for name in re.findall(r"\b([\w/-]+\.(?:py|md))\b", tree):
+        assert list(ROOT.glob(f"**/{name}")), name
+    for target in re.findall(r"\]\(([\w./-]+)\)", README):
+        assert (ROOT / target).exists(), target
