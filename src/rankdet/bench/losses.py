@@ -10,10 +10,10 @@ from __future__ import annotations
 import ctypes
 import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,7 @@ def measure(quick: bool, device: str, seed: int, advance: Callable[[str], None])
             results["cost"].append({"regime": regime, "positives": positives, **numbers})
 
     few = num_positives[0]
+    results["memory"] = measure_memory(anchors, few, seed, device, advance)
     half_trained = problem("half-trained", few)
     results["others"] = {}
     for name, loss in OTHER_LOSSES.items():
@@ -161,15 +162,14 @@ def measure(quick: bool, device: str, seed: int, advance: Callable[[str], None])
         advance(f"growth, {regime}")
         small = problem(regime, few)
         with_positives = growth(ap, problem(regime, 8 * few), small, rounds)
-        with_negatives = growth(ap, problem(regime, few, 8 * anchors), small, max(3, rounds // 3))
+        with_negatives = growth(ap, problem(regime, few, 8 * anchors), small, max(3, rounds // 5))
         results["growth"].append(
             {"regime": regime, "positives": with_positives, "negatives": with_negatives}
         )
-    advance("the paper's loop")
-    results["reference"] = {
-        regime: compare_once(reference, ap, problem(regime, few)) for regime in REGIMES
-    }
-    results["memory"] = measure_memory(anchors, few, seed, device, advance)
+    results["reference"] = {}
+    for regime in REGIMES:
+        advance(f"the paper's loop, {regime}")
+        results["reference"][regime] = compare_once(reference, ap, problem(regime, few))
     return results
 
 
@@ -190,12 +190,13 @@ def measure_memory(
         row: dict[str, Any] = {"regime": regime}
         for name in ("ap_loss", "focal"):
             advance(f"memory, {name}, {regime}")
-            sizes = (regime, positives, anchors, NUM_CLASSES)
-            try:
-                with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
-                    row[name] = executor.submit(extra_memory, name, sizes, seed, device).result()
-            except (OSError, AttributeError):
-                row[name] = None  # no /proc, no malloc_trim: not Linux with glibc
+            arguments = (name, (regime, positives, anchors, NUM_CLASSES), seed, device)
+            program = f"from {__name__} import extra_memory; print(extra_memory(*{arguments!r}))"
+            answer = subprocess.run(
+                [sys.executable, "-c", program], capture_output=True, text=True, check=False
+            )
+            # It fails where there is no /proc or no malloc_trim: not Linux with glibc.
+            row[name] = float(answer.stdout) if answer.returncode == 0 else None
         rows.append(row)
     return rows
 
