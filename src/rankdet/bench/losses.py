@@ -168,7 +168,7 @@ def measure(quick: bool, device: str, seed: int, advance: Callable[[str], None])
         )
     results["reference"] = {}
     for regime in REGIMES:
-        advance(f"the paper's loop, {regime}")
+        advance(f"the loop of Algorithm 1, {regime}")
         results["reference"][regime] = compare_once(reference, ap, problem(regime, few))
     return results
 
