@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdet.losses import BACKGROUND, IGNORED, ap_loss, kernels, sigmoid
+from rankdet.losses import BACKGROUND, IGNORED, ap_loss, kernels_cpu, sigmoid
 from rankdet.losses.lookup import BinLookup
 
 STEPS = ["piecewise", "heaviside", "sigmoid"]
@@ -149,7 +149,7 @@ def record_paths(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_many_small_blocks_agree_on_every_path(
     step: str, monkeypatch: pytest.MonkeyPatch, with_gradient: WithGradient, judge: Judge
 ) -> None:
-    monkeypatch.setattr(kernels, "_CPU_BLOCK", 16)
+    monkeypatch.setattr(kernels_cpu, "_BLOCK", 16)
     for name, size in {"_BLOCK": 32, "_TILE": (3, 4)}.items():
         monkeypatch.setattr(sigmoid, name, size)
     paths = record_paths(monkeypatch)
@@ -188,7 +188,7 @@ def test_problems_of_several_full_blocks_agree(
 ) -> None:
     generator = torch.Generator().manual_seed(400)
     num_classes = 7  # does not divide the block
-    num_rows = 2 * kernels._CPU_BLOCK // num_classes + 1000
+    num_rows = 2 * kernels_cpu._BLOCK // num_classes + 1000
     (mean_P, deviation_P), (mean_N, deviation_N) = REGIMES[regime]
     logits = mean_N + deviation_N * torch.randn(num_rows, num_classes, generator=generator)
     labels = torch.full((num_rows,), BACKGROUND)

@@ -14,13 +14,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.library import opcheck
 
-from rankdet.losses import BACKGROUND, IGNORED, ap_loss, auc_loss, error_driven, kernels, sigmoid
+from rankdet.losses import (
+    BACKGROUND,
+    IGNORED,
+    ap_loss,
+    auc_loss,
+    error_driven,
+    kernels,
+    kernels_cpu,
+    sigmoid,
+)
 from rankdet.losses.kernels import (
     attach_update,
     bin_negatives,
-    excluded_entries,
     find_positives,
-    row_blocks,
     write_update,
 )
 
@@ -88,20 +95,6 @@ def test_the_update_is_written_by_bin_and_scaled(implementation: Callable[..., A
     assert gradient.tolist() == [[46, -16], [-14, 0], [21, 0], [0, 0]]
 
 
-def test_excluded_entries_are_positives_ignored_anchors_and_masked() -> None:
-    assert sorted(excluded_entries(LABELS, None, 2).tolist()) == [1, 2, 6, 7]
-    assert sorted(excluded_entries(LABELS, MASK, 2).tolist()) == [1, 2, 3, 6, 7]
-    assert excluded_entries(torch.tensor([-1, -1]), None, 2).tolist() == []
-
-
-@pytest.mark.parametrize(("block", "num_rows"), [(1, 1), (6, 2), (7, 2), (100, 10)])
-def test_blocks_of_rows_cover_all_rows_once(block: int, num_rows: int) -> None:
-    rows = [row for part in row_blocks(torch.zeros(10, 3), block) for row in range(10)[part]]
-    assert rows == list(range(10))
-    assert len(range(10)[row_blocks(torch.zeros(10, 3), block)[0]]) == num_rows
-    assert row_blocks(torch.zeros(0, 3), block) == []
-
-
 # --- two implementations ----------------------------------------------------------------------
 
 
@@ -110,8 +103,8 @@ def test_blocks_of_rows_cover_all_rows_once(block: int, num_rows: int) -> None:
 def test_the_generic_kernels_and_those_of_the_cpu_agree(
     block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_CPU_BLOCK", block)
-    monkeypatch.setattr(kernels, "_ACCELERATOR_BLOCK", 3 * block)
+    monkeypatch.setattr(kernels_cpu, "_BLOCK", block)
+    monkeypatch.setattr(kernels, "_BLOCK", 3 * block)
     generator = torch.Generator().manual_seed(block)
     for num_knots in (0, 1, 2, 30):
         for with_mask in (True, False):
@@ -145,7 +138,7 @@ def test_the_generic_kernels_and_those_of_the_cpu_agree(
 def test_a_nan_in_bin_0_makes_both_kernels_write_nan_everywhere_but_on_ignored_entries(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_CPU_BLOCK", block)
+    monkeypatch.setattr(kernels_cpu, "_BLOCK", block)
     poison = float64(math.nan, math.nan)
     arguments = (torch.tensor(1.0), LOGITS, LABELS, MASK, float64(0.7), poison, float64(0, 1))
     expected = MASK & (LABELS != IGNORED)[:, None]

@@ -11,38 +11,20 @@ many fall between two knots and by their sum, and their update is one multiply-a
 
 Bin b of Q knots holds the scores x with knots[b - 1] <= x < knots[b]; bin 0 lies below all knots.
 The shapes here are always logits (R, K), labels (R,), mask None or (R, K), all contiguous.
+The functions here are plain torch, for any device; kernels_cpu.py has the fast ones for the CPU.
 """
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import custom_op, get_ctx
 
-from rankdet.losses.labels import BACKGROUND, IGNORED, counted_entries, positive_entries
-from rankdet.losses.lookup import BinLookup, score_range
+from rankdet.losses import kernels_cpu
+from rankdet.losses.blocks import negative_entries, row_blocks
 
-# Elements of a block. Its working copies (float64 scores, int32 bins) have to stay in the cache;
-# smaller blocks lose more to the call overhead of torch (benchmarks/NOTES.md).
-_CPU_BLOCK = 1 << 17
-_ACCELERATOR_BLOCK = 1 << 24
-
-
-def excluded_entries(labels: Tensor, mask: Tensor | None, num_classes: int) -> Tensor:
-    """Flat places, (E,) int64, of what is no negative: positives, ignored anchors, masked."""
-    if mask is not None:
-        counted = counted_entries(labels, mask, num_classes)
-        return (~counted | positive_entries(labels, num_classes)).flatten().nonzero()[:, 0]
-    rows = (labels != BACKGROUND).nonzero()[:, 0]  # few, so the rest costs nothing
-    if len(rows) == 0:
-        return rows
-    labels = labels[rows].long()
-    is_positive = (labels >= 0) & (labels < num_classes)
-    positives = rows[is_positive] * num_classes + labels[is_positive]
-    columns = torch.arange(num_classes, device=labels.device)
-    ignored = (rows[labels == IGNORED, None] * num_classes + columns).flatten()
-    return torch.cat([positives, ignored])
+# Entries that an accelerator takes at once: the temporary tensors are bounded.
+_BLOCK = 1 << 24
 
 
 @custom_op(
@@ -93,9 +75,9 @@ def bin_negatives(
     counts = torch.zeros(num_bins, dtype=torch.int64, device=logits.device)
     sums = torch.zeros(num_bins, dtype=torch.float64, device=logits.device)
     num_wrong = torch.zeros((), dtype=torch.int64, device=logits.device)
-    for rows in row_blocks(logits, _ACCELERATOR_BLOCK):
-        negative = _is_negative(logits[rows], labels[rows], None if mask is None else mask[rows])
-        scores = logits[rows].double()
+    for _, block, block_labels, block_mask in row_blocks(logits, labels, mask, _BLOCK):
+        negative = negative_entries(block_labels, block_mask, logits.shape[1])
+        scores = block.double()
         is_finite = torch.isfinite(scores)
         num_wrong += (negative & ~is_finite).sum()
         used = negative & is_finite
@@ -107,42 +89,7 @@ def bin_negatives(
     return counts, sums, num_wrong
 
 
-@bin_negatives.register_kernel("cpu")
-def _(
-    logits: Tensor, labels: Tensor, mask: Tensor | None, knots: Tensor, with_sums: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    counts = torch.zeros(len(knots) + 1, dtype=torch.int64)
-    sums = torch.zeros(len(knots) + 1, dtype=torch.float64)
-    num_wrong = 0
-    lookup = BinLookup(knots)
-    for rows in row_blocks(logits, _CPU_BLOCK):
-        excluded = excluded_entries(
-            labels[rows], None if mask is None else mask[rows], logits.shape[1]
-        )
-        scores = lookup.load(logits[rows].view(-1))
-        num_negatives = scores.numel() - excluded.numel()
-        lowest, highest = score_range(scores, excluded)
-        only_bin = lookup.only_bin(lowest, highest)
-        if only_bin is not None:
-            counts[only_bin] += num_negatives
-            if with_sums and only_bin > 0:
-                sums[only_bin] += scores.index_fill_(0, excluded, 0).sum()
-            continue
-        if not (math.isfinite(lowest) and math.isfinite(highest)):
-            wrong = ~torch.isfinite(scores)
-            num_wrong += int(wrong.sum()) - excluded.numel()
-            scores.masked_fill_(wrong, float("-inf"))
-        above, bins = lookup.find(scores)
-        if above is not None:
-            scores = scores[above]
-        found = torch.bincount(bins, minlength=len(counts))
-        found[0] = 0
-        found[0] = num_negatives - found.sum()
-        counts += found
-        if with_sums:
-            sums += torch.bincount(bins, weights=scores, minlength=len(sums))
-    sums[0] = 0
-    return counts, sums, torch.tensor(num_wrong)
+bin_negatives.register_kernel("cpu")(kernels_cpu.bin_negatives)
 
 
 @bin_negatives.register_fake
@@ -190,84 +137,22 @@ def write_update(
     """
     intercepts, slopes = intercepts * scale, slopes * scale
     gradient = torch.empty_like(logits)
-    for rows in row_blocks(logits, _ACCELERATOR_BLOCK):
-        negative = _is_negative(logits[rows], labels[rows], None if mask is None else mask[rows])
-        scores = torch.where(negative, logits[rows].double(), 0.0)
+    for rows, block, block_labels, block_mask in row_blocks(logits, labels, mask, _BLOCK):
+        negative = negative_entries(block_labels, block_mask, logits.shape[1])
+        scores = torch.where(negative, block.double(), 0.0)
         bins = torch.bucketize(scores, knots, right=True)
-        gradient[rows] = torch.where(negative, intercepts[bins] + slopes[bins] * scores, 0.0).to(
-            logits.dtype
-        )
+        written = intercepts[bins] + slopes[bins] * scores
+        gradient[rows] = torch.where(negative, written, 0.0).to(logits.dtype)
     gradient.view(-1)[index] = (update * scale).to(logits.dtype)
     return gradient
 
 
-@write_update.register_kernel("cpu")
-def _(
-    scale: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    mask: Tensor | None,
-    knots: Tensor,
-    intercepts: Tensor,
-    slopes: Tensor,
-    index: Tensor,
-    update: Tensor,
-) -> Tensor:
-    intercepts, slopes = intercepts * scale, slopes * scale
-    is_constant = not bool(slopes.any())  # heaviside: one look-up instead of two
-    gradient = torch.empty_like(logits)
-    lookup = BinLookup(knots)
-    for rows in row_blocks(logits, _CPU_BLOCK):
-        excluded = excluded_entries(
-            labels[rows], None if mask is None else mask[rows], logits.shape[1]
-        )
-        scores, target = lookup.load(logits[rows].view(-1)), gradient[rows].view(-1)
-        only_bin = lookup.only_bin(*score_range(scores, excluded))
-        if only_bin is not None:
-            target.copy_(scores.mul_(slopes[only_bin]).add_(intercepts[only_bin]))
-        elif bool(intercepts[0].isnan()):
-            target.fill_(float("nan"))
-        else:
-            above, bins = lookup.find(scores)
-            written = intercepts.index_select(0, bins)
-            if above is not None:
-                scores = scores[above]
-            if not is_constant:
-                written.addcmul_(scores, slopes.index_select(0, bins))
-            if above is None:
-                target.copy_(written)
-            else:
-                target.zero_()[above] = written.to(target.dtype)
-        target.index_fill_(0, excluded, 0)
-    gradient.view(-1)[index] = (update * scale).to(logits.dtype)
-    return gradient
+write_update.register_kernel("cpu")(kernels_cpu.write_update)
 
 
 @write_update.register_fake
-def _(
-    scale: Tensor,
-    logits: Tensor,
-    labels: Tensor,
-    mask: Tensor | None,
-    knots: Tensor,
-    intercepts: Tensor,
-    slopes: Tensor,
-    index: Tensor,
-    update: Tensor,
-) -> Tensor:
+def _(scale: Tensor, logits: Tensor, *state: Tensor | None) -> Tensor:
     return torch.empty_like(logits)
-
-
-def row_blocks(logits: Tensor, block: int) -> list[slice]:
-    """Slices of rows that hold about `block` elements each."""
-    num_rows = max(1, block // max(1, logits.shape[1]))
-    return [slice(start, start + num_rows) for start in range(0, logits.shape[0], num_rows)]
-
-
-def _is_negative(logits: Tensor, labels: Tensor, mask: Tensor | None) -> Tensor:
-    num_classes = logits.shape[1]
-    counted = counted_entries(labels, mask, num_classes)
-    return counted & ~positive_entries(labels, num_classes)
 
 
 @custom_op(

@@ -65,10 +65,12 @@ class BinLookup:
             self.table = torch.where(num_knots == 0, knots_before, -1).int()
 
     def load(self, block: Tensor) -> Tensor:
-        """A float64 copy of the block in a buffer that the next call uses again."""
+        """A flat float64 copy of the block, in a buffer that the next call uses again."""
         if self._scratch.numel() < block.numel():
             self._scratch = torch.empty(block.numel(), dtype=torch.float64)
-        return self._scratch[: block.numel()].copy_(block)
+        scores = self._scratch[: block.numel()]
+        scores.view(block.shape).copy_(block)
+        return scores
 
     def only_bin(self, lowest: float, highest: float) -> int | None:
         """The bin of all scores from lowest to highest if it is one and the same, else None.

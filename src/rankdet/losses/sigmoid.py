@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from rankdet.losses.kernels import excluded_entries, refuse_second_derivative, row_blocks
+from rankdet.losses.blocks import negative_entries, row_blocks
+from rankdet.losses.kernels import refuse_second_derivative
 from rankdet.losses.labels import BACKGROUND
 
 _TILE = (64, 1024)  # positives x scores at a time: 512 KiB of float64, to stay in the cache
@@ -187,15 +188,13 @@ def _negatives(
     """Blocks of negatives: finite scores (m,) float64, and flat places (n,), those of the finite
     scores first."""
     num_classes = logits.shape[1]
-    for rows in row_blocks(logits, _BLOCK):
-        scores = logits[rows].reshape(-1)
-        is_negative = torch.ones_like(scores, dtype=torch.bool)
-        excluded = excluded_entries(labels[rows], None if mask is None else mask[rows], num_classes)
-        is_negative.index_fill_(0, excluded, False)
+    for rows, block, block_labels, block_mask in row_blocks(logits, labels, mask, _BLOCK):
+        is_negative = negative_entries(block_labels, block_mask, num_classes).flatten()
+        scores = block.flatten()
         is_finite = torch.isfinite(scores)
-        first = rows.start * num_classes
         finite = (is_negative & is_finite).nonzero()[:, 0]
         others = (is_negative & ~is_finite).nonzero()[:, 0]
+        first = rows.start * num_classes
         yield scores[finite].double(), torch.cat([finite, others]) + first
 
 
