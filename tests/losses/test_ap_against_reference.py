@@ -72,18 +72,18 @@ def assert_agrees(
     return judged, update
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("step", STEPS)
 def test_float32_agrees_to_1e_6(
     step: str, seed: int, with_gradient: WithGradient, judge: Judge
 ) -> None:
+    # 3 steps x 10 seeds x 70: 2,100 cases with a loss above 0, and those without beside them
     generator = torch.Generator().manual_seed(seed)
     num_ranked = 0
-    for _ in range(100):
+    while num_ranked < 70:
         case = random_case(generator, step, torch.float32)
         judged, _ = assert_agrees(case, 1e-6, with_gradient, judge)
         num_ranked += int(judged > 0)
-    assert num_ranked > 40  # most are not trivial
 
 
 @pytest.mark.parametrize("seed", range(2))

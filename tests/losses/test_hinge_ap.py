@@ -217,6 +217,27 @@ def test_the_module_is_the_function_with_its_settings() -> None:
     assert "scope='image'" in repr(module)
 
 
+def test_at_a_margin_of_exactly_a_quarter_nothing_is_pulled() -> None:
+    # Both places of the negative cost 0; it rises only where that is worse.
+    scores, labels = problem([0.25], [0.0])
+    loss = hinge_ap_loss(scores, labels)
+    loss.backward()
+    assert loss.item() == 0
+    assert scores.grad is not None
+    assert scores.grad.flatten().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_up_to_the_largest_float_are_placed_rightly(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+    scores = torch.tensor([[0.0], [0.0], [-largest]], dtype=dtype, requires_grad=True)
+    loss = hinge_ap_loss(scores, torch.tensor([0, BACKGROUND, BACKGROUND]))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.5)  # the tied negative rises, the other does not
+    assert scores.grad is not None
+    assert scores.grad.flatten().tolist() == [-1, 1, 0]
+
+
 @pytest.mark.slow
 def test_five_million_scores_stay_within_bounded_memory() -> None:
     from rankdet.bench.losses import extra_memory

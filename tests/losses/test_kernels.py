@@ -177,13 +177,13 @@ def operator_calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
                 (value, *leaf_inputs, *curve, False, index, update),
             ),
             f"rank_by_sigmoids{name}": (
-                *(error_driven._rank_by_sigmoids,),
+                *(error_driven._sigmoids_operator,),
                 (*inputs, "interpolated_ap", "sigmoid", 0.5),
             ),
         }
         for step in ("piecewise", "heaviside"):
             calls[f"rank_by_bins_{step}{name}"] = (
-                *(error_driven._rank_by_bins,),
+                *(error_driven._bins_operator,),
                 (*inputs, "ap", step, 1.0),
             )
     return calls
@@ -204,7 +204,7 @@ def test_sizes_are_told_before_the_number_of_positives_is_known(
 ) -> None:
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         inputs = (mode.from_tensor(LOGITS), mode.from_tensor(LABELS), None)
-        _, _, _, knots, intercepts, slopes, index, update = error_driven._rank_by_bins(
+        _, _, _, knots, intercepts, slopes, index, update = error_driven._bins_operator(
             *inputs, "ap", step, 1.0
         )
     assert str(update.shape[0]) == str(index.shape[0]) == "u0"

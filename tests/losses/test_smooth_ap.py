@@ -163,6 +163,30 @@ def test_the_module_is_the_function_with_its_settings() -> None:
     assert "delta=0.5" in repr(module)
 
 
+@pytest.mark.parametrize("delta", [1e-3, 1e-2])
+def test_scores_far_apart_in_units_of_delta_neither_overflow_nor_turn_into_nan(
+    delta: float,
+) -> None:
+    torch.manual_seed(5)
+    scores = (torch.randn(40, 1, dtype=torch.float64) * 3).requires_grad_()
+    labels = torch.tensor([0] * 10 + [BACKGROUND] * 30)
+    loss, expected = (
+        smooth_ap_loss(scores, labels, delta=delta),
+        dense_smooth_ap(scores, labels, delta),
+    )
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    (ours,) = torch.autograd.grad(loss, scores)
+    (theirs,) = torch.autograd.grad(expected, scores)
+    assert torch.allclose(ours, theirs, rtol=1e-6, atol=1e-12)
+    tied = torch.zeros(3, 1, dtype=torch.float64)
+    tied[2] = 2.0  # 2000 deltas above a pair of tied scores
+    tied.requires_grad_()
+    smooth_ap_loss(tied, torch.tensor([0, BACKGROUND, BACKGROUND]), delta=delta).backward()
+    assert tied.grad is not None
+    assert tied.grad.isfinite().all()
+    assert tied.grad[0] < 0
+
+
 @pytest.mark.slow
 def test_five_million_scores_stay_within_bounded_memory() -> None:
     from rankdet.bench.losses import extra_memory

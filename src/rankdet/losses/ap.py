@@ -87,13 +87,7 @@ def binary_ap_loss(
         raise ValueError(
             f"mask: expected the scores' shape {tuple(scores.shape)}, got {tuple(mask.shape)}"
         )
-    is_positive = targets == 1
-    is_wrong = ~is_positive & (targets != 0)
-    if reads_values(scores) and bool(is_wrong.any()):
-        raise ValueError(f"targets: expected 0 or 1, got {targets[is_wrong][0].item()}")
-    # Column 0 is the only class. Where values are not read, 3 is no label and makes the loss NaN.
-    labels = is_positive.to(torch.int8) + BACKGROUND
-    labels = labels.masked_fill(is_wrong, 3)
+    labels = _binary_labels(targets, mask, may_raise=reads_values(scores))
     loss = ap_loss(
         scores.reshape(-1, 1),
         labels.reshape(-1),
@@ -106,9 +100,26 @@ def binary_ap_loss(
     if check_finite is None:
         check_finite = reads_values(scores)
     if check_finite and bool(loss.isnan()):  # here, to speak of the scores as the caller sees them
-        counted = torch.ones_like(is_positive) if mask is None else mask
+        counted = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
         raise_if_not_finite(scores, counted, name="scores")
     return loss
+
+
+def _binary_labels(targets: Tensor, mask: Tensor | None, may_raise: bool) -> Tensor:
+    """int8 labels for a single class: 0 where the target is 1, else BACKGROUND.
+
+    A target that counts and is neither 0 nor 1 is an error, or 3, which is no label. Few and small
+    temporaries: there is a label for every score.
+    """
+    labels = (targets == 1).view(torch.int8).sub_(1)
+    if targets.dtype != torch.bool:
+        is_wrong = (targets != 0).logical_and_(labels == BACKGROUND)
+        if mask is not None:
+            is_wrong.logical_and_(mask)
+        if may_raise and bool(is_wrong.any()):
+            raise ValueError(f"targets: expected 0 or 1, got {targets[is_wrong][0].item()}")
+        labels.masked_fill_(is_wrong, 3)
+    return labels
 
 
 class APLoss(ClassLoss):

@@ -43,6 +43,7 @@ def ap_loss_reference(
     Returns:
         value: float64 scalar, the loss of Eq. 5 (interpolated if asked).
         update: float64 of the scores' shape, the g of Algorithm 1, which stands for the gradient.
+        Both are NaN if a score that is not masked is NaN or infinite.
 
     Differs from the paper: carries the error 1 - Prec, not Prec, because 1 - (1 - x) rounds.
 
@@ -52,6 +53,10 @@ def ap_loss_reference(
     """
     score = scores.detach().double().flatten()
     counted = torch.ones_like(score, dtype=torch.bool) if mask is None else mask.flatten()
+    _check(targets.flatten()[counted], step, delta)
+    if not score[counted].isfinite().all():  # comparisons with NaN are False: it would be hidden
+        update = torch.where(counted, float("nan"), 0.0).double()
+        return update.sum(), update.reshape(scores.shape)
     positives = ((targets.flatten() == 1) & counted).nonzero()[:, 0]  # lines 1 to 3
     negatives = ((targets.flatten() == 0) & counted).nonzero()[:, 0]
     update = torch.zeros_like(score)
@@ -75,3 +80,12 @@ def ap_loss_reference(
         update[negatives] += error_N  # line 17
     update /= len(positives)  # line 19
     return update[positives].sum().abs(), update.reshape(scores.shape)
+
+
+def _check(targets: Tensor, step: str, delta: float) -> None:
+    """Raise ValueError, with expected and got, unless targets and settings make sense."""
+    wrong = targets[(targets != 0) & (targets != 1)]
+    if len(wrong):
+        raise ValueError(f"targets: expected 0 or 1, got {wrong[0].item()}")
+    if step != "heaviside" and not delta > 0:
+        raise ValueError(f"delta: expected > 0 for step={step!r}, got {delta}")

@@ -21,7 +21,8 @@ def auc_loss(
     """1 - AUC of ranking every object above every background box: a scalar from 0 to 1.
 
     The mean over all pairs of a positive and a negative of f(n_j - p_i), with the error-driven
-    update; otherwise like `ap_loss`, which has the arguments.
+    update; otherwise like `ap_loss`, which has the arguments. A tie counts 1/2, but 1 for the
+    Heaviside step, which takes ties against the positives.
 
     >>> import torch
     >>> logits = torch.tensor([[0.0], [2.0], [-3.0]])

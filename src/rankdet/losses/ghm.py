@@ -54,6 +54,7 @@ def ghm_loss(
         index = torch.where(is_counted, index, bins).flatten()
         one = torch.ones((), dtype=torch.int64, device=index.device)
         counts = one.new_zeros(bins + 1).index_add(0, index, one.expand(index.shape))
+        counts = torch.where(soundness.isnan(), 0, counts)  # a broken batch leaves no trace
         weights = _harmonised_weights(counts[:bins], momentum, running_counts).to(scores.dtype)
         # The last weight, 0, is that of the ignored entries.
         weight = F.pad(weights, (0, 1)).index_select(0, index).view(scores.shape)
@@ -79,9 +80,11 @@ def _check_histogram(bins: object, momentum: float, running_counts: Tensor | Non
         expected = f"a tensor of shape ({bins},) for momentum {momentum}"
         require(momentum == 0, "running_counts", expected, None)
         return
-    is_fit = running_counts.shape == (bins,) and running_counts.is_floating_point()
+    # Half precision ends at 65,504, or at eight bits of a count.
+    is_wide = running_counts.dtype in (torch.float32, torch.float64)
     got = f"{running_counts.dtype} of shape {tuple(running_counts.shape)}"
-    require(is_fit, "running_counts", f"floating point of shape ({bins},)", got)
+    is_fit = is_wide and running_counts.shape == (bins,)
+    require(is_fit, "running_counts", f"float32 or float64 of shape ({bins},)", got)
 
 
 class GHMLoss(ClassLoss):

@@ -6,8 +6,9 @@ and -1 where below. The loss is the largest, over all rankings, of
 
     1 - AP(R) + F(R) - F(the perfect ranking)
 
-It is convex in the scores, and never below the AP-loss. Sort both sets downwards, and let c_k be
-the number of negatives above the k-th positive: then the term to maximise is
+It is convex in the scores, and never below the AP-loss of the Heaviside step. Sort both sets
+downwards, and let c_k be the number of negatives above the k-th positive: then the term to maximise
+is
 
     sum_k  c_k / (k + c_k) / |P|  +  2 / (|P| |N|) (sum of the top c_k negatives - c_k p_k)
 
@@ -33,7 +34,7 @@ from rankdet.losses.kernels import attach_update, bin_negatives
 from rankdet.losses.module import ClassLoss
 from rankdet.losses.scope import poison_unless, rank_scopes
 
-_PARTS = 8  # of an interval in one round: 11 rounds settle the 32 bits of a float32
+_PARTS = 8  # of an interval in one round: 11 rounds settle the 32 bits of a float32, 22 a float64
 
 
 def hinge_ap_loss(
@@ -195,8 +196,6 @@ def _best_places(
     """
     places = segments.place_high[:, None].expand(numbers.shape).clone()
     lengths = segments.place_low - segments.place_high
-    # Beyond these bounds every gain has the sign of the second term; huge scores would swamp sums.
-    scores = scores.clamp(positives[-1] - num_negatives, positives[0] + num_negatives)
     # Segments of similar length go together, so that at most half of the table is padding.
     sizes = 2 ** lengths.double().log2().ceil().long()
     for size in sizes.unique().tolist():

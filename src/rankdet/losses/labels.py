@@ -28,8 +28,8 @@ def check_inputs(
         mask: None, or bool of the logits' shape; False marks a single entry as ignored.
         num_classes: K, where it is not the number of columns.
 
-    Label values are read on the CPU only: on an accelerator that would stop the device. There, and
-    under `torch.compile`, `labels_are_valid` tells, and a wrong label makes a ranking loss NaN.
+    Label values are read on the CPU only: on an accelerator the host would have to wait for them.
+    There, and under `torch.compile`, a wrong label makes the loss NaN (`labels_are_valid`).
     """
     if logits.dtype not in _FLOATS:
         raise ValueError(f"logits: expected a floating point tensor, got {logits.dtype}")

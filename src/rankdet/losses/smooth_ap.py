@@ -73,14 +73,18 @@ def _smooth_ap(
     r_i = a_i + b_i, each positive adds b_i / r_i, with differential (a_i db_i - b_i da_i) / r_i^2.
     """
     positives, index, num_wrong = sorted_positives(logits, labels, mask)
-    above_N, slope_N, _, num_wrong_negatives = sum_sigmoids(logits, labels, mask, positives, delta)
-    above_P, slope_P = sum_sigmoids_of_positives(positives, delta)
-    above_P = above_P + 0.5  # S(0) = 1/2 for i itself, which counts 1
-    own_slope = 0.25 / delta  # S'(0), in slope_P but not in the derivative: p_i - p_i stays 0
-    ranks = above_P + above_N
+    negatives_above, negatives_slope, _, num_wrong_negatives = sum_sigmoids(
+        logits, labels, mask, positives, delta
+    )
+    positives_above, positives_slope = sum_sigmoids_of_positives(positives, delta)
+    positives_above = positives_above + 0.5  # S(0) = 1/2 for i itself, which counts 1
+    own_slope = (
+        0.25 / delta
+    )  # S'(0), in positives_slope but not in the derivative: p_i - p_i stays 0
+    ranks = positives_above + negatives_above
     num_positives = max(len(positives), 1)
-    by_negatives = above_P / ranks.square() / num_positives
-    by_positives = above_N / ranks.square() / num_positives
+    by_negatives = positives_above / ranks.square() / num_positives
+    by_positives = negatives_above / ranks.square() / num_positives
     # sum_k by_positives_k S'(p_i - p_k): how p_i enters the a_k of the others
     from_others = write_sigmoid_update(
         torch.ones((), dtype=torch.float64, device=logits.device),
@@ -95,12 +99,12 @@ def _smooth_ap(
         positives[:0],
     )[:, 0]
     derivative = (
-        by_positives * (slope_P - own_slope)
-        - by_negatives * slope_N
+        by_positives * (positives_slope - own_slope)
+        - by_negatives * negatives_slope
         - (from_others - by_positives * own_slope)
     )
-    value = (above_N / ranks).sum() / num_positives
-    precision = (above_P / ranks).sum() / num_positives
+    value = (negatives_above / ranks).sum() / num_positives
+    precision = (positives_above / ranks).sum() / num_positives
     return (
         value,
         precision,

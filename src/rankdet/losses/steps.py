@@ -106,8 +106,8 @@ class PiecewiseStep:
     def profile(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """(Q + 1,) intercepts and slopes of sum_i w_i f(n - p_i) in each bin.
 
-        The function rises from 0 at the first knot; adding up slope * length bin by bin adds only
-        numbers >= 0, so nothing cancels.
+        The function rises from 0 at the first knot: its height at a knot is the sum of slope *
+        length over the bins before, all numbers >= 0.
         """
         slopes_Q = torch.cat([weights, -weights])[self.order].cumsum(0) / self.width
         slopes_Q = torch.where(self.is_open, slopes_Q, 0.0)

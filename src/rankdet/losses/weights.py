@@ -11,34 +11,38 @@ import torch
 from torch import Tensor
 
 
-def ap_weights(above_P: Tensor, above_N: Tensor, num_negatives: Tensor) -> tuple[Tensor, Tensor]:
+def ap_weights(
+    positives_above: Tensor, negatives_above: Tensor, num_negatives: Tensor
+) -> tuple[Tensor, Tensor]:
     """Errors 1 - precision, and L_ij of Eq. 3.
 
     Args:
-        above_P: how many positives stand at or above each positive, itself counted as 1.
-        above_N: how many negatives stand above it.
+        positives_above: how many positives stand at or above each positive, itself counted as 1.
+        negatives_above: how many negatives stand above it.
         num_negatives: int64 scalar, |N|.
     """
-    ranks = above_P + above_N
-    return above_N / ranks, 1 / ranks
+    ranks = positives_above + negatives_above
+    return negatives_above / ranks, 1 / ranks
 
 
 def interpolated_ap_weights(
-    above_P: Tensor, above_N: Tensor, num_negatives: Tensor
+    positives_above: Tensor, negatives_above: Tensor, num_negatives: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The same after interpolation (Algorithm 1, lines 11 to 14).
 
     Works on errors, not precisions: near 1 a precision has no digits left for its distance from 1.
     """
-    errors, _ = ap_weights(above_P, above_N, num_negatives)
+    errors, _ = ap_weights(positives_above, negatives_above, num_negatives)
     errors = errors.cummin(0).values
-    return errors, torch.where(above_N > 0, errors / above_N, 0.0)
+    return errors, torch.where(negatives_above > 0, errors / negatives_above, 0.0)
 
 
-def auc_weights(above_P: Tensor, above_N: Tensor, num_negatives: Tensor) -> tuple[Tensor, Tensor]:
+def auc_weights(
+    positives_above: Tensor, negatives_above: Tensor, num_negatives: Tensor
+) -> tuple[Tensor, Tensor]:
     """Shares of the negatives that stand above each positive, and L_ij = f(x_ij) / |N| of Eq. 7."""
     weight = 1 / num_negatives.clamp(min=1).double()
-    return above_N * weight, weight.expand_as(above_N)
+    return negatives_above * weight, weight.expand_as(negatives_above)
 
 
 WEIGHTS = {"ap": ap_weights, "interpolated_ap": interpolated_ap_weights, "auc": auc_weights}
