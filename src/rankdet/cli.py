@@ -75,7 +75,7 @@ def bench_losses(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Seed = 0,
 ) -> None:
-    """Time and memory of every loss, forward and backward, next to sigmoid focal loss."""
+    """Time and memory of the losses, forward and backward, next to sigmoid focal loss."""
     _check_device(device)
     if json_file is not None:  # a wrong folder should show before the minutes of measuring
         json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -83,6 +83,18 @@ def bench_losses(
     from rankdet.bench import losses
 
     losses.main(quick=quick, json_file=json_file, device=device, seed=seed)
+
+
+@bench_app.command("table")
+def bench_table(
+    record: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A --json FILE.")],
+) -> None:
+    """Print a record of `rankdet bench losses` as a table for a text in Markdown."""
+    import json
+
+    from rankdet.bench.tables import markdown
+
+    typer.echo(markdown(json.loads(record.read_text())))
 
 
 @reproduce_app.command("list")

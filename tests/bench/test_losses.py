@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,20 +27,30 @@ RECORD = {
         "machine": "Linux",
     },
     "scores": 5_000_000,
+    "rounds": 3,
     "cost": [
         {
+            "loss": loss,
             "regime": regime,
             "positives": 600,
             "milliseconds": 10.0,
             "yardstick_milliseconds": 8.0,
             "ratio": 1.25,
+            "ratio_quartiles": [1.2, 1.3],
         }
+        for loss in ("ap_loss", "binary_ap_loss")
         for regime in REGIMES
     ],
-    "others": {"AUC-loss": {"milliseconds": 1.0, "yardstick_milliseconds": 2.0, "ratio": 0.5}},
-    "growth": [{"regime": regime, "positives": 1.1, "negatives": 8.0} for regime in REGIMES],
+    "others": {"auc_loss": {"milliseconds": 1.0, "yardstick_milliseconds": 2.0, "ratio": 0.5}},
+    "growth": {
+        regime: {"positives": {"ratio": 1.1}, "anchors": {"ratio": 8.0}} for regime in REGIMES
+    },
     "reference": {regime: {"ratio": 250.0} for regime in REGIMES},
-    "memory": [{"regime": regime, "ap_loss": 1.2, "focal": None} for regime in REGIMES],
+    "memory": [
+        {"loss": loss, "regime": regime, "ratio": ratio}
+        for loss, ratio in (("ap_loss", 1.2), ("focal", None))
+        for regime in REGIMES
+    ],
 }
 
 
@@ -67,21 +78,40 @@ def test_the_same_seed_gives_the_same_problem() -> None:
 
 def test_every_run_of_the_bench_leaves_a_gradient() -> None:
     problem = make_problem("half-trained", 5, 50, 3, seed=0)
-    for loss in (*bench.OTHER_LOSSES.values(), losses.ap_loss):
-        bench.backward_of(loss)(problem)
-        assert problem.logits.grad is not None
-        assert problem.logits.grad.any()
-    bench.focal(problem)
-    assert problem.logits.grad.any()
+    for name in (*bench.OTHERS, "ap_loss", "binary_ap_loss", "focal"):
+        problem.logits.grad = None
+        bench.run_of(name)(problem)
+        assert name == "copy" or (problem.logits.grad is not None and problem.logits.grad.any())
 
 
-def test_the_ratio_of_two_runs_is_that_of_their_times() -> None:
+def test_the_ratio_of_two_runs_is_that_of_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def lasts(seconds: float) -> Callable[[object], None]:
+        def run(problem: object) -> None:
+            nonlocal now
+            now += seconds
+
+        return run
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
     problem = make_problem("trained", 5, 50, 3, seed=0)
-    numbers = bench.compare(
-        lambda _: time.sleep(0.02), lambda _: time.sleep(0.005), problem, rounds=5
-    )
-    assert 2 < numbers["ratio"] < 5
-    assert numbers["milliseconds"] >= 20
+    numbers = bench.compare(lasts(0.5), lasts(0.25), problem, rounds=5)
+    assert numbers == {
+        "milliseconds": 500,
+        "yardstick_milliseconds": 250,
+        "ratio": 2,
+        "ratio_quartiles": [2, 2],
+    }
+    assert bench.growth(lasts(1.0), problem, problem, rounds=3)["ratio"] == 1
+
+
+def test_a_row_is_measured_in_a_process_of_its_own() -> None:
+    sizes = ("trained", 5, 200, 3)
+    row = bench.in_fresh_process(bench.cost, "ap_loss", sizes, 0, "cpu", 3)
+    assert row["ratio"] > 0
+    with pytest.raises(RuntimeError, match=r"cost.*no_such_loss"):
+        bench.in_fresh_process(bench.cost, "no_such_loss", sizes, 0, "cpu", 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's account of the process")
@@ -98,13 +128,16 @@ def test_the_tables_mark_what_misses_its_bar(capsys: pytest.CaptureFixture[str])
     print_tables(RECORD, Console(width=120))
     text = capsys.readouterr().out
     assert "1.25 (not ≤ 1)" in text  # initial and trained
-    assert text.count("not ≤") == 2  # half-trained may cost 2 x
+    assert text.count("not ≤") == 2  # half-trained may cost 2 x; dense targets have no bar
     assert "n/a" in text
+    print_tables(RECORD, Console(width=120), with_bars=False)
+    assert "not ≤" not in capsys.readouterr().out
 
 
 def test_the_readme_table_names_command_commit_seed_and_machine() -> None:
     table = markdown(RECORD)
     assert "| AP-loss / focal loss, 600 positives | 1.25 x | 1.25 x | 1.25 x |" in table
+    assert "| the loop of Algorithm 1 / AP-loss | 250 x | 250 x | 250 x |" in table
     assert "`rankdet bench losses`, commit abc, seed 0, 2 threads, torch 2.11, Linux." in table
 
 

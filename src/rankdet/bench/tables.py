@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -20,48 +17,78 @@ MOST_MEMORY = 1.5
 LEAST_SPEEDUP = 30.0
 
 
-def print_tables(results: dict[str, Any], console: Console) -> None:
-    """Every number beside the bar that it is held to."""
-    columns = ("scores are", "positives", "AP-loss", "focal", "ratio", "at most")
-    table = Table(*columns, title=f"{results['scores'] / 1e6:.1f} M scores")
+NAMES = {
+    "ap_loss": "AP-loss",
+    "binary_ap_loss": "AP-loss (dense)",
+    "focal": "focal loss",
+    "auc_loss": "AUC-loss",
+    "focal_loss": "our focal loss",
+    "ghm_loss": "GHM-C",
+    "dr_loss": "DR loss",
+    "hinge_ap_loss": "hinge AP",
+    "copy": "a copy of the logits",
+}
+
+
+def print_tables(results: dict[str, Any], console: Console, *, with_bars: bool = True) -> None:
+    """Every number, and in red with its bar what misses the bar that it is held to."""
+    table = Table(title=f"{results['scores'] / 1e6:.1f} M scores, forward + backward")
+    for column in ("", "scores are", "positives", "time", "focal", "ratio", "quartiles"):
+        table.add_column(column, no_wrap=True)
     for row in results["cost"]:
+        bar = MOST_COST[row["regime"]] if row["loss"] == "ap_loss" and with_bars else None
         table.add_row(
+            NAMES[row["loss"]],
             row["regime"],
             f"{row['positives']:,}",
             f"{row['milliseconds']:.1f} ms",
             f"{row['yardstick_milliseconds']:.1f} ms",
-            _judged(row["ratio"], MOST_COST[row["regime"]]),
-            f"{MOST_COST[row['regime']]:.1f}",
+            _judged(row["ratio"], bar),
+            "{:.2f} to {:.2f}".format(*row["ratio_quartiles"]),
         )
     console.print(table)
 
     table = Table("half-trained scores", "time", "ratio to focal")
     for name, row in results["others"].items():
-        table.add_row(name, f"{row['milliseconds']:.1f} ms", f"{row['ratio']:.2f}")
+        table.add_row(NAMES[name], f"{row['milliseconds']:.1f} ms", f"{row['ratio']:.2f}")
     console.print(table)
 
-    table = Table("AP-loss", *REGIMES)
-    growths, memory = results["growth"], results["memory"]
-    table.add_row(
-        "time, 8 x the positives",
-        *(_judged(row["positives"], MOST_GROWTH_WITH_POSITIVES[row["regime"]]) for row in growths),
-    )
-    table.add_row(
-        "time, 8 x the anchors",
-        *(_judged(row["negatives"], MOST_GROWTH_WITH_NEGATIVES) for row in growths),
-    )
-    speedups = [row["ratio"] for row in results["reference"].values()]
-    table.add_row(
-        "the loop of Algorithm 1 / AP-loss",
-        *(_judged(speedup, LEAST_SPEEDUP, at_least=True) for speedup in speedups),
-    )
-    table.add_row(
-        "extra memory / logits", *(_judged(row["ap_loss"], MOST_MEMORY) for row in memory)
-    )
-    table.add_row(
-        "extra memory of focal / logits", *(_judged(row["focal"], None) for row in memory)
-    )
+    table = Table("", *REGIMES)
+    for title, bars, values in _rows_by_regime(results):
+        judged = [
+            _judged(value, bars.get(regime) if with_bars else None)
+            for regime, value in zip(REGIMES, values, strict=True)
+        ]
+        table.add_row(title, *judged)
+    bar = LEAST_SPEEDUP if with_bars else None
+    speedups = (results["reference"][regime]["ratio"] for regime in REGIMES)
+    judged = [_judged(speedup, bar, at_least=True) for speedup in speedups]
+    table.add_row("the loop of Algorithm 1 / AP-loss", *judged)
     console.print(table)
+
+
+def _rows_by_regime(
+    results: dict[str, Any],
+) -> list[tuple[str, dict[str, float], list[float | None]]]:
+    """Title, bar for each regime, and values for all regimes: growth of time, and memory."""
+    growth = results["growth"]
+    rows: list[tuple[str, dict[str, float], list[float | None]]] = [
+        (
+            "time with 8 x the positives",
+            MOST_GROWTH_WITH_POSITIVES,
+            [growth[regime]["positives"]["ratio"] for regime in REGIMES],
+        ),
+        (
+            "time with 8 x the anchors",
+            dict.fromkeys(REGIMES, MOST_GROWTH_WITH_NEGATIVES),
+            [growth[regime]["anchors"]["ratio"] for regime in REGIMES],
+        ),
+    ]
+    for name in dict.fromkeys(row["loss"] for row in results["memory"]):
+        bar = dict.fromkeys(REGIMES, MOST_MEMORY) if name == "ap_loss" else {}
+        values = [row["ratio"] for row in results["memory"] if row["loss"] == name]
+        rows.append((f"extra memory of {NAMES[name]} / logits", bar, values))
+    return rows
 
 
 def _judged(value: float | None, bar: float | None, at_least: bool = False) -> str:
@@ -78,38 +105,36 @@ def _judged(value: float | None, bar: float | None, at_least: bool = False) -> s
 
 def markdown(record: dict[str, Any]) -> str:
     """The README's table of a record that `rankdet bench losses --json FILE` wrote."""
-    origin = record["provenance"]
     lines = [
         f"| {record['scores'] / 1e6:.1f} M scores | " + " | ".join(REGIMES) + " |",
         "| --- |" + " --- |" * len(REGIMES),
     ]
 
-    def add(name: str, values: list[float | None], unit: str = " x") -> None:
-        lines.append(f"| {name} | " + " | ".join(_number(value, unit) for value in values) + " |")
+    def add(title: str, values: list[float | None]) -> None:
+        lines.append(f"| {title} | " + " | ".join(map(_number, values)) + " |")
 
-    for positives in dict.fromkeys(row["positives"] for row in record["cost"]):
-        rows = [row for row in record["cost"] if row["positives"] == positives]
-        add(f"AP-loss / focal loss, {positives:,} positives", [row["ratio"] for row in rows])
-    references = record["reference"].values()
-    add("the loop of Algorithm 1 / AP-loss", [row["ratio"] for row in references])
-    add("time with 8 x the positives", [row["positives"] for row in record["growth"]])
-    add("time with 8 x the anchors", [row["negatives"] for row in record["growth"]])
-    add("extra memory of AP-loss / logits", [row["ap_loss"] for row in record["memory"]])
-    add("extra memory of focal loss / logits", [row["focal"] for row in record["memory"]])
-    versions = origin["versions"]
+    for name, positives in dict.fromkeys((row["loss"], row["positives"]) for row in record["cost"]):
+        rows = [
+            row for row in record["cost"] if (row["loss"], row["positives"]) == (name, positives)
+        ]
+        title = f"{NAMES[name]} / focal loss, {positives:,} positives"
+        add(title, [row["ratio"] for row in rows])
+    add(
+        "the loop of Algorithm 1 / AP-loss",
+        [record["reference"][regime]["ratio"] for regime in REGIMES],
+    )
+    for title, _, values in _rows_by_regime(record):
+        add(title, values)
+    origin = record["provenance"]
     lines += [
         "",
         f"`{origin['command']}`, commit {origin['commit']}, seed {origin['seed']}, "
-        f"{origin['threads']} threads, torch {versions['torch']}, {origin['machine']}.",
+        f"{origin['threads']} threads, torch {origin['versions']['torch']}, {origin['machine']}.",
     ]
     return "\n".join(lines)
 
 
-def _number(value: float | None, unit: str) -> str:
+def _number(value: float | None) -> str:
     if value is None:
         return "n/a"
-    return f"{value:.0f}{unit}" if value >= 10 else f"{value:.2f}{unit}"
-
-
-if __name__ == "__main__":  # python -m rankdet.bench.tables results/losses-cpu.json
-    print(markdown(json.loads(Path(sys.argv[1]).read_text())))
+    return f"{value:.0f} x" if value >= 10 else f"{value:.2f} x"
