@@ -266,7 +266,7 @@ def test_regret_bounds_hold_for_every_comparator(
 def check_offline_inequalities(
     run: inseparable.OnlineRun, sample: inseparable.Sample, comparator: Tensor, delta: float
 ) -> None:
-    """The two inequalities of A3.3, Eq. bound1 and bound2, at every step; and Z >= delta / 4."""
+    """The two inequalities of A3.3, Eq. 49 and Eq. 51, at every step; and Z >= delta / 4."""
     pairs = sample.pairs
     num_positives = len(pairs)
     worst = inseparable.step_integral(pairs @ comparator, delta).sum(dim=1).max()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdet.losses import IGNORED, ap_loss_reference
+from rankdet.losses import BACKGROUND, IGNORED, ap_loss_reference
 
 
 def _numpy_step(difference: np.ndarray, step: str, delta: float) -> np.ndarray:
@@ -86,3 +86,40 @@ def _judge(
 def judge() -> Callable[..., tuple[Tensor, Tensor]]:
     """`ap_loss_reference` with the arguments of `ap_loss`: float64 value and update."""
     return _judge
+
+
+def _column(*scores: float) -> Tensor:
+    return torch.tensor(scores, dtype=torch.float64).unsqueeze(-1)
+
+
+@pytest.fixture(scope="session")
+def column() -> Callable[..., Tensor]:
+    """(*scores) -> float64 logits (R, 1) of a single class."""
+    return _column
+
+
+def _mixed_problem(seed: int, *shape: int, scale: float = 2.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(*shape, 3, dtype=torch.float64, generator=generator)
+    kinds = torch.tensor([IGNORED, BACKGROUND, BACKGROUND, BACKGROUND, 0, 1])
+    return logits, kinds[torch.randint(0, 6, shape, generator=generator)]
+
+
+@pytest.fixture(scope="session")
+def mixed_problem() -> Callable[..., tuple[Tensor, Tensor]]:
+    """(seed, *shape, scale) -> float64 logits (*shape, 3) and labels (*shape) of every kind.
+
+    The labels are valid for three columns or, with OHEM, K + 1 = 3.
+    """
+    return _mixed_problem
+
+
+def _dense_targets(labels: Tensor, num_classes: int) -> Tensor:
+    one_hot = torch.nn.functional.one_hot(labels.clamp(min=0), num_classes).double()
+    return torch.where((labels >= 0).unsqueeze(-1), one_hot, 0.0)
+
+
+@pytest.fixture(scope="session")
+def dense_targets() -> Callable[[Tensor, int], Tensor]:
+    """(labels, num_classes) -> float64 targets (..., num_classes), 1 at a positive and else 0."""
+    return _dense_targets

@@ -72,6 +72,7 @@ def test_the_quota_is_rounded_down_but_not_by_rounding_errors() -> None:
     assert negative_quota(num_positives, 0.5).tolist() == [0, 0, 1, 1, 50]
     assert negative_quota(num_positives, 0.29).tolist() == [0, 0, 0, 0, 29]
     assert negative_quota(num_positives, 3.0).tolist() == [0, 3, 6, 9, 300]
+    assert negative_quota(torch.tensor([199]), ratio=0.005).tolist() == [0]  # 0.995
 
 
 def test_hardest_anchors_are_chosen_image_by_image_with_ties_in_order() -> None:

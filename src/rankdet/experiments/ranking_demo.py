@@ -1,20 +1,17 @@
 """AP-loss against BCE, focal loss and AUC-loss on a made-up ranking problem, 1 : 10,000.
 
-    python -m rankdet.experiments.ranking_demo [--out DIR] [--seed N] [--steps N]
-
-The same small network, first weights, mini-batches, optimiser, schedule and number of steps for
-every loss; each takes the learning rate, out of the same few, that has the best average precision
-on a validation split, and is then judged on a test split that takes no part in it. BCE and focal
-loss depend on the last layer's first bias, so each is trained with two: p = sigmoid(bias) is 0.01,
-as in RetinaNet, or the true rate of positives. Ranking losses do not see it. The data are Gaussian
-clusters, so the best possible ranking (by the true likelihood ratio) is known and stands in the
-table as the ceiling. One seed is one draw: a few points between two losses are noise. The settings
-were settled on seeds 0 to 2, where AP-loss takes the highest learning rate that is offered.
+The command is `rankdet demo`. The same small network, first weights, mini-batches, optimiser,
+schedule and number of steps for every loss; each takes the learning rate, out of the same few, that
+has the best average precision on a validation split, and is then judged on a test split that takes
+no part in it. BCE and focal loss depend on the last layer's first bias, so each is trained with
+two: p = sigmoid(bias) is 0.01, as in RetinaNet, or the true rate of positives. Ranking losses do
+not see it. The data are Gaussian clusters, so the best possible ranking (by the true likelihood
+ratio) is known and stands in the table as the ceiling. One seed is one draw: a few points between
+two losses are noise. The settings were settled on seeds 0 to 2.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -301,17 +298,3 @@ def print_table(results: Mapping[str, Any]) -> None:
         )
     table.add_row("best possible", f"{results['best_possible_test_ap']:.3f}")
     Console().print(table)
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Compare losses on an imbalanced ranking problem.")
-    parser.add_argument("--out", type=Path, default=Path("runs/ranking_demo"))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=300)
-    arguments = parser.parse_args()
-    run(arguments.out, seed=arguments.seed, steps=arguments.steps)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,4 @@
-"""The paper's theory, computed: tables, pictures and theory.json.
-
-    python -m rankdet.experiments.theory [--out DIR] [--seed N]
+"""The paper's theory, computed: tables, pictures and theory.json (`rankdet reproduce theory`).
 
 A1 (convergence on separable data), A2 (gradient descent trapped at 1/6), A3 (regret bounds on
 inseparable data), the step functions of section 3.4.2, and the introduction's example of high
@@ -10,11 +8,10 @@ careful reader of the proofs should know. About 40 seconds of one core.
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -24,6 +21,9 @@ from rankdet.experiments import theory_plots as plots
 from rankdet.experiments import theory_separable as separable
 from rankdet.losses import binary_ap_loss
 from rankdet.provenance import provenance
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MARGINS = (0.05, 0.1, 0.2, 0.5, 1.0)
 DELTAS = (0.5, 1.0, 2.0)
@@ -212,7 +212,6 @@ def _regret_row(
 def print_tables(results: dict[str, Any]) -> None:
     """Show the results on the terminal."""
     from rich.console import Console
-    from rich.table import Table
 
     console = Console()
     example = results["introduction"]
@@ -220,7 +219,16 @@ def print_tables(results: dict[str, Any]) -> None:
         f"Introduction: {example['num_anchors']} anchors, accuracy {example['accuracy']:.2f}, "
         f"AP {example['average_precision']:.2f}"
     )
-    first = Table(
+    console.print(_convergence_table(results["A1"]["problems"]))
+    console.print(_three_samples_table(results["A2"]))
+    console.print(_regret_table(results["A3"]))
+
+
+def _convergence_table(problems: Sequence[Mapping[str, float]]) -> Table:
+    """A1: one row for each margin."""
+    from rich.table import Table
+
+    table = Table(
         "margin",
         "problems",
         "solved",
@@ -230,18 +238,24 @@ def print_tables(results: dict[str, Any]) -> None:
         title="A1: steps until AP-loss 0, and the bound C / c²",
     )
     for margin in MARGINS:
-        rows = [row for row in results["A1"]["problems"] if row["margin"] == margin]
+        rows = [row for row in problems if row["margin"] == margin]
         steps = sorted(row["steps"] for row in rows)
-        first.add_row(
+        table.add_row(
             f"{margin:g}",
             str(len(rows)),
             str(sum(row["final_loss"] == 0 for row in rows)),
             str(steps[len(steps) // 2]),
             str(steps[-1]),
-            f"{min(r['bound'] for r in rows):.1e}",
+            f"{min(row['bound'] for row in rows):.1e}",
         )
-    console.print(first)
-    second = Table(
+    return table
+
+
+def _three_samples_table(summaries: Mapping[str, Any]) -> Table:
+    """A2: one row for each update."""
+    from rich.table import Table
+
+    table = Table(
         "update",
         "steps",
         "first loss",
@@ -250,39 +264,36 @@ def print_tables(results: dict[str, Any]) -> None:
         title="A2: three samples, from weights (3, 1)",
     )
     for name in ("gradient_descent", "error_driven_sigmoid", "error_driven_heaviside"):
-        row = results["A2"][name]
-        weights = ", ".join(f"{weight:.2f}" for weight in row["last_weights"])
-        second.add_row(
+        row = summaries[name]
+        table.add_row(
             name.replace("_", " "),
             str(row["steps"]),
             f"{row['first_loss']:.4f}",
             f"{row['last_loss']:.4f}",
-            weights,
+            ", ".join(f"{weight:.2f}" for weight in row["last_weights"]),
         )
-    console.print(second)
-    names = ("mean_ap_loss", "regret_bound1", "final_bound1", "final_bound2")
-    third = Table(
+    return table
+
+
+def _regret_table(regrets: Mapping[str, Any]) -> Table:
+    """A3: one row for each setting and delta."""
+    from rich.table import Table
+
+    headings = {
+        "mean_ap_loss": "mean AP-loss",
+        "regret_bound1": "bound of Eq. 48",
+        "final_bound1": "bound of Eq. 50",
+        "final_bound2": "bound of Eq. 52",
+    }
+    table = Table(
         "setting",
         "delta",
-        *(name.replace("_", " ") for name in names),
+        *headings.values(),
         "all hold",
-        title=f"A3: inseparable data, {results['A3']['steps']} steps",
+        title=f"A3: inseparable data, {regrets['steps']} steps",
     )
-    for row in results["A3"]["runs"]:
-        numbers = ["" if row[name] is None else f"{row[name]:.3f}" for name in names]
+    for row in regrets["runs"]:
+        numbers = ["" if row[key] is None else f"{row[key]:.3f}" for key in headings]
         holds = row["all_bounds_hold"] and row["surrogate_bound_holds"]
-        third.add_row(row["setting"], f"{row['delta']:g}", *numbers, "yes" if holds else "NO")
-    console.print(third)
-
-
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Compute and plot the theory of the AP-loss.")
-    parser.add_argument("--out", type=Path, default=Path("runs/theory"))
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    run(arguments.out, seed=arguments.seed)
-
-
-if __name__ == "__main__":
-    main()
+        table.add_row(row["setting"], f"{row['delta']:g}", *numbers, "yes" if holds else "NO")
+    return table

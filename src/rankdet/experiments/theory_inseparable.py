@@ -14,9 +14,9 @@ What was found on reading the proof again (each statement is a test):
 - From weights 0 delta has no effect at all: eta = delta / R^2 scales every weight with delta, H
   does not see scale, and the best u scales too. Only a start away from 0 makes delta matter.
 - If u does not rank perfectly then some x_ij(u) >= 0, so Z(u) >= delta / 4 and
-  8 Z(u) / delta >= 2: on inseparable data final_bound2 is never below 2 / 3, and final_bound1 is
-  below 1 only with at least 6 positives. Both are true, and loose.
-- In final_bound2 the last term may be divided by 1 + 8 Z(u) / delta too; the paper drops that.
+  8 Z(u) / delta >= 2: on inseparable data the bound of Eq. 52 is never below 2 / 3, and that of
+  Eq. 50 is below 1 only with at least 6 positives. Both are true, and loose.
+- In Eq. 52 the last term may be divided by 1 + 8 Z(u) / delta too; the paper drops that.
 
 Axes: P positives, N negatives, D features, T steps.
 """
@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Sample:
     features: Tensor
     labels: Tensor
 
-    @property
+    @cached_property
     def pairs(self) -> Tensor:
         """(P, N, D): f_j - f_i for each positive i and negative j, so x_ij = pairs @ weights."""
         positives = self.features[self.labels == 0]
@@ -66,7 +67,10 @@ class OnlineRun:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Upper bounds of the mean AP-loss of the first t steps, for t = 1..T: (T,) each."""
+    """Upper bounds of the mean AP-loss of the first t steps, for t = 1..T: (T,) each.
+
+    online: Eq. 48, divided by t; final1: Eq. 50; final2: Eq. 52.
+    """
 
     online: Tensor
     final1: Tensor | None
@@ -128,7 +132,7 @@ def modified_gradient(sample: Sample, weights: Tensor, delta: float) -> Tensor:
     pairs = sample.pairs
     step = soft_step(pairs @ weights, "piecewise", delta)
     error = step / rank_denominators(sample, weights)[:, None]
-    return torch.einsum("pn,pnd->d", error, pairs) / len(pairs)
+    return error.flatten() @ pairs.flatten(0, 1) / len(pairs)
 
 
 def jacobian_norm(samples: Sequence[Sample]) -> float:
@@ -150,22 +154,16 @@ def run_modified_update(
     """
     learning_rate = delta / jacobian_norm(samples) ** 2
     index = torch.randint(len(samples), (steps,), generator=generator)
-    all_pairs = [sample.pairs for sample in samples]
     weights = start.clone()
     history, ap_losses, surrogates, all_denominators = [], [], [], []
     for chosen in index.tolist():
-        pairs = all_pairs[chosen]
-        difference = pairs @ weights
-        denominators = rank_denominators(samples[chosen], weights)
-        # The same as heaviside_ap_loss, surrogate_loss and modified_gradient, which share work.
-        above = (difference >= 0).sum(dim=1)
-        error = soft_step(difference, "piecewise", delta) / denominators[:, None]
+        sample = samples[chosen]
+        denominators = rank_denominators(sample, weights)
         history.append(weights)
-        ap_losses.append((above / denominators).mean())
-        surrogates.append((step_integral(difference, delta).sum(dim=1) / denominators).mean())
+        ap_losses.append(heaviside_ap_loss(sample, weights))
+        surrogates.append(surrogate_loss(sample, weights, denominators, delta))
         all_denominators.append(denominators)
-        gradient = error.flatten() @ pairs.flatten(0, 1) / len(pairs)
-        weights = weights - learning_rate * gradient
+        weights = weights - learning_rate * modified_gradient(sample, weights, delta)
     return OnlineRun(
         torch.stack(history),
         index,
@@ -198,7 +196,7 @@ def comparator_losses(
 def regret_bounds(
     run: OnlineRun, samples: Sequence[Sample], comparator: Tensor, delta: float
 ) -> Bounds:
-    """The bounds of Eq. regret_bound1 (divided by t), final_bound1 and final_bound2.
+    """The bounds of Eq. 48 (divided by t), Eq. 50 and Eq. 52.
 
     The last two are for the offline setting and None if there are several samples. They hold for
     every comparator u (D,); a better one makes them lower.
@@ -251,7 +249,7 @@ def best_online_comparator(run: OnlineRun, samples: Sequence[Sample], delta: flo
 
 
 def best_final_comparator(run: OnlineRun, sample: Sample, delta: float) -> Tensor:
-    """(D,): weights u that make final_bound1 at the run's end low (offline setting).
+    """(D,): weights u that make the bound of Eq. 50 at the run's end low (offline setting).
 
     Z(u) is a maximum and so has kinks: subgradient steps, of which the best point is kept.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from rankdet.experiments.figures import (
 from rankdet.experiments.theory_inseparable import Bounds, mean_so_far
 from rankdet.experiments.theory_separable import Trajectory, is_trapped, three_sample_loss
 from rankdet.losses.ap_reference import soft_step
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def plot_steps(path: Path) -> Path:
@@ -155,9 +159,9 @@ def plot_regret(path: Path, panels: Mapping[str, Sequence[tuple[float, Tensor, B
         for axes, (delta, losses, bounds) in zip(row, columns, strict=True):
             steps = range(1, len(losses) + 1)
             for values, colour, style, name in (
-                (bounds.final1, ORANGE, "-", "final_bound1"),
-                (bounds.final2, SKY, "-", "final_bound2"),
-                (bounds.online, BLUE, "-", "regret_bound1"),
+                (bounds.final1, ORANGE, "-", "bound of Eq. 50"),
+                (bounds.final2, SKY, "-", "bound of Eq. 52"),
+                (bounds.online, BLUE, "-", "bound of Eq. 48"),
                 (mean_so_far(losses), BLACK, "-", "mean AP-loss"),
             ):
                 if values is not None:
@@ -183,16 +187,32 @@ def plot_accuracy_and_ranking(
     average_precision: float,
 ) -> Path:
     """The introduction's example: anchors (side, side) on the left, their ranking on the right."""
-    from matplotlib.patches import Rectangle
-
     figure = new_figure(10, 4.4)
     left, right = figure.subplots(1, 2, width_ratios=[1, 1.5])
+    _draw_anchors(left, scores, targets, threshold)
+    left.set_title(
+        f"Accuracy {accuracy:.2f} at threshold {threshold:g}\n"
+        "orange: object (dashed); blue frame: detected",
+        fontsize=10,
+    )
+    _draw_ranking(right, scores.flatten(), targets.flatten(), threshold)
+    label_axes(
+        right, f"AP {average_precision:.2f}: mean of rank⁺/rank over the objects", "rank", "score"
+    )
+    right.grid(False)
+    return save_figure(figure, path)
+
+
+def _draw_anchors(axes: Axes, scores: Tensor, targets: Tensor, threshold: float) -> None:
+    """Draw the anchors (side, side) as squares: filled for an object, framed if detected."""
+    from matplotlib.patches import Rectangle
+
     side = len(scores)
     for row in range(side):
         for column in range(side):
             score, is_positive = float(scores[row, column]), bool(targets[row, column])
             is_detected = score >= threshold
-            left.add_patch(
+            axes.add_patch(
                 Rectangle(
                     (column + 0.08, row + 0.08),
                     0.84,
@@ -202,9 +222,9 @@ def plot_accuracy_and_ranking(
                     linewidth=3 if is_detected else 1,
                 )
             )
-            left.text(column + 0.5, row + 0.5, f"{score:.2f}", ha="center", va="center", fontsize=9)
+            axes.text(column + 0.5, row + 0.5, f"{score:.2f}", ha="center", va="center", fontsize=9)
             if is_positive:
-                left.add_patch(
+                axes.add_patch(
                     Rectangle(
                         (column - 0.04, row - 0.04),
                         1.08,
@@ -215,31 +235,25 @@ def plot_accuracy_and_ranking(
                         linestyle="--",
                     )
                 )
-    left.set(xlim=(-0.15, side + 0.15), ylim=(side + 0.15, -0.15), aspect="equal")
-    left.axis("off")
-    left.set_title(
-        f"Accuracy {accuracy:.2f} at threshold {threshold:g}\n"
-        "orange: object (dashed); blue frame: detected",
-        fontsize=10,
-    )
-    order = scores.flatten().argsort(descending=True)
-    colours = [ORANGE if bool(targets.flatten()[i]) else "#C8C8C8" for i in order]
-    right.bar(range(1, len(order) + 1), scores.flatten()[order].tolist(), color=colours)
-    right.axhline(threshold, color=BLUE, linestyle="--")
-    right.text(len(order) + 0.5, threshold, "threshold", color=BLUE, ha="right", va="bottom")
+    axes.set(xlim=(-0.15, side + 0.15), ylim=(side + 0.15, -0.15), aspect="equal")
+    axes.axis("off")
+
+
+def _draw_ranking(axes: Axes, scores: Tensor, targets: Tensor, threshold: float) -> None:
+    """Draw the scores (anchors,) from high to low, with the precision at each object."""
+    order = scores.argsort(descending=True)
+    colours = [ORANGE if bool(targets[i]) else "#C8C8C8" for i in order]
+    axes.bar(range(1, len(order) + 1), scores[order].tolist(), color=colours)
+    axes.axhline(threshold, color=BLUE, linestyle="--")
+    axes.text(len(order) + 0.5, threshold, "threshold", color=BLUE, ha="right", va="bottom")
     num_found = 0
     for rank, index in enumerate(order.tolist(), start=1):
-        if targets.flatten()[index]:
+        if targets[index]:
             num_found += 1
-            right.annotate(
+            axes.annotate(
                 f"{num_found}/{rank}",
-                (rank, float(scores.flatten()[index])),
+                (rank, float(scores[index])),
                 ha="center",
                 va="bottom",
                 fontsize=10,
             )
-    label_axes(
-        right, f"AP {average_precision:.2f}: mean of rank⁺/rank over the objects", "rank", "score"
-    )
-    right.grid(False)
-    return save_figure(figure, path)

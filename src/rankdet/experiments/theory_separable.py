@@ -122,7 +122,7 @@ def _widest_pair(problem: SeparableProblem) -> float:
 def error_driven_change(
     weights: Tensor, features: Tensor, labels: Tensor, *, step: str = "heaviside"
 ) -> tuple[Tensor, Tensor]:
-    """The AP-loss, and sum_ij L_ij (f_i - f_j) by the library's backward pass (Eq. update of A1).
+    """The AP-loss, and sum_ij L_ij (f_i - f_j) by the library's backward pass (Eq. 23).
 
     weights (D,), features (boxes, D), labels (boxes,). The library divides the update by |P|, the
     proof does not: hence the multiplication.
@@ -176,7 +176,7 @@ def three_sample_loss(weights: Tensor) -> Tensor:
 
 
 def is_trapped(weights: Tensor) -> Tensor:
-    """Where dF/dtheta1 < dF/dtheta2 < 0 (Eq. partial of A2), for weights (..., 2): bool (...)."""
+    """Where dF/dtheta1 < dF/dtheta2 < 0 (Eq. 36), for weights (..., 2): bool (...)."""
     leaf = weights.detach().clone().requires_grad_()
     (gradient,) = torch.autograd.grad(three_sample_loss(leaf).sum(), leaf)
     return (gradient[..., 0] < gradient[..., 1]) & (gradient[..., 1] < 0)
