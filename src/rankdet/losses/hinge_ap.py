@@ -145,7 +145,7 @@ def _most_violating_ranking(
             any score between it and the next.
     """
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    limit = int(_to_key(torch.tensor(torch.finfo(dtype).max, dtype=dtype)))
+    limit = int(_to_key(torch.tensor(torch.finfo(dtype).max, dtype=dtype, device="cpu")))
     whole = [-limit, limit + 1, num_negatives, 0, len(positives), 0]
     open_segments = _Segments(*torch.tensor(whole, device=logits.device)[:, None])
     open_segments = open_segments.keep(open_segments.num_low * open_segments.place_low > 0)
