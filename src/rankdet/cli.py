@@ -68,9 +68,7 @@ def demo(
 
 @bench_app.command("losses")
 def bench_losses(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes, about a minute or two.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, a minute or two.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Also write the table here.")
     ] = None,

@@ -178,7 +178,7 @@ def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def measure(quick: bool, device: str, seed: int, advance: Callable[[str], None]) -> dict[str, Any]:
     """All numbers of the tables; `advance` is told what comes next."""
-    anchors, rounds = (NUM_ANCHORS // 32, 5) if quick else (NUM_ANCHORS, 21)
+    anchors, rounds = (NUM_ANCHORS // 32, 5) if quick else (NUM_ANCHORS, 11)
     few, many = (60, 500) if quick else NUM_POSITIVES
 
     def sizes(regime: str, positives: int) -> Sizes:
