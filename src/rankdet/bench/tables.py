@@ -34,17 +34,17 @@ def print_tables(results: dict[str, Any], console: Console, *, with_bars: bool =
     """Every number, and in red with its bar what misses the bar that it is held to."""
     table = Table(title=f"{results['scores'] / 1e6:.1f} M scores, forward + backward")
     for column in ("", "scores are", "positives", "time", "focal", "ratio", "quartiles"):
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=column in ("time", "focal", "ratio", "quartiles"))
     for row in results["cost"]:
         bar = MOST_COST[row["regime"]] if row["loss"] == "ap_loss" and with_bars else None
         table.add_row(
             NAMES[row["loss"]],
             row["regime"],
             f"{row['positives']:,}",
-            f"{row['milliseconds']:.1f} ms",
-            f"{row['yardstick_milliseconds']:.1f} ms",
+            f"{row['milliseconds']:.0f} ms",
+            f"{row['yardstick_milliseconds']:.0f} ms",
             _judged(row["ratio"], bar),
-            "{:.2f} to {:.2f}".format(*row["ratio_quartiles"]),
+            "{:.2f}-{:.2f}".format(*row["ratio_quartiles"]),
         )
     console.print(table)
 
