@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -58,11 +59,16 @@ class BinLookup:
             self.scale = 0.0
         self._scratch = torch.empty(0, dtype=torch.float64)
         self._cells = torch.empty(0, dtype=torch.float64)
-        if self.scale > 0:
-            cells = self._cell(knots)
-            num_knots = torch.bincount(cells, minlength=self.num_cells)
-            knots_before = num_knots.cumsum(0) - num_knots
-            self.table = torch.where(num_knots == 0, knots_before, -1).int()
+
+    @cached_property
+    def table(self) -> Tensor:
+        """(cells,) int32: the bin of a cell, or -1 where a knot lies in it.
+
+        Made when it is first needed: for scores that are all alike, that is never.
+        """
+        num_knots = torch.bincount(self._cell(self.knots), minlength=self.num_cells)
+        knots_before = num_knots.cumsum(0) - num_knots
+        return torch.where(num_knots == 0, knots_before, -1).int()
 
     def load(self, block: Tensor) -> Tensor:
         """A flat float64 copy of the block, in a buffer that the next call uses again."""
@@ -101,7 +107,8 @@ class BinLookup:
             return above, self._search(scores[above])
         if self.scale == 0:
             return None, self._search(scores)
-        bins = self.table.index_select(0, self._cell(scores))
+        table = self.table  # first: making it uses the buffer of the cells
+        bins = table.index_select(0, self._cell(scores))
         # Negative where a search is needed. clamp and nonzero are several times faster here than
         # a comparison and a boolean index.
         searched = bins.clamp(max=0).nonzero()[:, 0]
