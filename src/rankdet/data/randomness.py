@@ -1,0 +1,35 @@
+"""Random numbers of a sample: a function of (seed, epoch, index) and of nothing else.
+
+So a sample is augmented in the same way by any number of workers and processes, and a run that is
+continued needs to know its epoch and position only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class SampleKey(NamedTuple):
+    """What the randomness of one sample depends on; all are integers >= 0."""
+
+    seed: int
+    epoch: int
+    index: int
+
+
+def uniforms(keys: Sequence[SampleKey], count: int) -> Tensor:
+    """(len(keys), count) float64 in [0, 1): row i depends on keys[i] alone.
+
+    >>> both = uniforms([SampleKey(0, 0, 1), SampleKey(0, 0, 2)], 4)
+    >>> torch.equal(both[1:], uniforms([SampleKey(0, 0, 2)], 4))
+    True
+    """
+    rows = np.empty((len(keys), count))
+    for row, key in zip(rows, keys, strict=True):
+        np.random.default_rng(key).random(out=row)
+    return torch.from_numpy(rows)
