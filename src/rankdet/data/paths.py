@@ -19,6 +19,5 @@ def contained(folder: Path, name: str, allow_outside: bool = False) -> Path | No
     path = folder / name
     if allow_outside:
         return path
-    base = os.path.realpath(folder)
-    real = os.path.realpath(path)
-    return path if real == base or real.startswith(os.path.join(base, "")) else None
+    is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    return path if is_inside else None

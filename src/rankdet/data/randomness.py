@@ -7,14 +7,15 @@ continued needs to know its epoch and position only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
-class SampleKey(NamedTuple):
+@dataclass(frozen=True)
+class SampleKey:
     """What the randomness of one sample depends on; all are integers >= 0."""
 
     seed: int
@@ -31,5 +32,5 @@ def uniforms(keys: Sequence[SampleKey], count: int) -> Tensor:
     """
     rows = np.empty((len(keys), count))
     for row, key in zip(rows, keys, strict=True):
-        np.random.default_rng(key).random(out=row)
+        np.random.default_rng([key.seed, key.epoch, key.index]).random(out=row)
     return torch.from_numpy(rows)
