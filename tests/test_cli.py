@@ -28,11 +28,18 @@ def plain(result: Result) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", result.output)
 
 
-def record(monkeypatch: pytest.MonkeyPatch, module: str, function: str) -> list[Any]:
+def record(
+    monkeypatch: pytest.MonkeyPatch, module: str, function: str, answer: object = None
+) -> list[Any]:
     """The calls, (positional, keyword) each, that a stand-in for `module.function` received."""
     calls: list[Any] = []
+
+    def stand_in_function(*args: Any, **kwargs: Any) -> object:
+        calls.append((args, kwargs))
+        return answer
+
     stand_in = types.ModuleType(module)
-    setattr(stand_in, function, lambda *args, **kwargs: calls.append((args, kwargs)))
+    setattr(stand_in, function, stand_in_function)
     parent, _, name = module.rpartition(".")
     monkeypatch.setitem(sys.modules, module, stand_in)
     monkeypatch.setattr(f"{parent}.{name}", stand_in, raising=False)
@@ -42,7 +49,7 @@ def record(monkeypatch: pytest.MonkeyPatch, module: str, function: str) -> list[
 def test_help_names_every_command() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
-    for command in ("demo", "bench", "reproduce", "--version"):
+    for command in ("demo", "check", "view", "synth", "bench", "reproduce", "--version"):
         assert command in plain(result)
 
 
@@ -82,6 +89,75 @@ def test_bench_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert table.parent.is_dir()
 
 
+@pytest.mark.parametrize(("is_as_expected", "status"), [(True, 0), (False, 1)])
+def test_bench_reliability_hands_its_options_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_as_expected: bool, status: int
+) -> None:
+    calls = record(monkeypatch, "rankdet.bench.reliability", "main", is_as_expected)
+    counts = tmp_path / "new" / "counts.json"
+    result = invoke("bench", "reliability", "--quick", "--json", str(counts), "--seed", "2")
+    assert result.exit_code == status, result.output
+    assert calls == [((), {"quick": True, "json_file": counts, "seed": 2})]
+    assert counts.parent.is_dir()
+
+
+def test_synth_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = record(monkeypatch, "rankdet.data.write", "synthesise")
+    out = tmp_path / "a folder"
+    options = ("--format", "voc", "--train", "3", "--val", "2", "--seed", "4", "--size", "96")
+    result = invoke("synth", str(out), *options)
+    assert result.exit_code == 0, result.output
+    (((folder, format), keywords),) = calls
+    assert (folder, format) == (out, "voc")
+    assert {name: keywords[name] for name in ("train", "val", "seed", "size")} == {
+        "train": 3,
+        "val": 2,
+        "seed": 4,
+        "size": 96,
+    }
+    assert result.stdout.splitlines() == [
+        f"Wrote {out}: 3 training and 2 validation images as VOC.",
+        f"Next, try: rankdet check '{out}'",
+    ]
+
+
+@pytest.mark.parametrize("format", list(cli.Format))
+def test_what_synth_writes_passes_the_check(tmp_path: Path, format: str) -> None:
+    out = tmp_path / "shapes"
+    options = ("--format", format, "--train", "3", "--val", "2")
+    assert invoke("synth", str(out), *options).exit_code == 0
+    result = invoke("check", str(out), "--workers", "0")
+    assert result.exit_code == 0, result.output
+    assert plain(result).splitlines()[-1] == "No faults. 5 images can be used."
+
+
+def test_synth_never_writes_into_a_folder_in_use(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["rankdet", "synth", str(tmp_path), "--train", "1"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_options_of_synth_are_those_of_the_embedded_set() -> None:
+    from rankdet.data import formats, synthetic
+
+    assert tuple(cli.Format) == formats.FORMATS
+    text = plain(invoke("synth", "--help"))
+    assert f"{synthetic.MIN_SIZE}<=x<={synthetic.MAX_SIZE}" in text
+    for default in (synthetic.DEFAULT_SIZE, *synthetic.DEFAULT_LENGTHS.values()):
+        assert f"[default: {default}]" in text
+
+
+@pytest.mark.parametrize("command", ["check", "view"])
+def test_help_shows_examples(command: str) -> None:
+    assert f"rankdet {command} VOCdevkit --split" in plain(invoke(command, "--help"))
+
+
 def test_every_listed_experiment_is_a_command() -> None:
     listed = [line.split()[0] for line in invoke("reproduce", "list").output.splitlines()]
     assert listed == list(cli.EXPERIMENTS)
@@ -98,6 +174,11 @@ def test_every_listed_experiment_is_a_command() -> None:
         (["demo", "--steps", "0"], "Invalid value for '--steps'"),
         (["demo", "--seed", "-1"], "Invalid value for '--seed'"),
         (["demo", "--out", __file__], "is a file"),
+        (["synth", "shapes", "--format", "xml"], "'voc', 'coco', 'yolo'"),
+        (["synth", "shapes", "--size", "10"], "Invalid value for '--size'"),
+        (["synth", "shapes", "--train", "0", "--val", "0"], "at least one image"),
+        (["synth", __file__], "is a file"),
+        (["view", "data", "--out", "page.html", "--count", "0"], "Invalid value for '--count'"),
         (["bench", "losses", "--device", "cup"], "expected cpu, cuda or cuda:N, got 'cup'"),
         (["bench", "losses", "--device", "cuda:9999"], "'cuda:9999'"),
     ],
@@ -107,6 +188,20 @@ def test_a_mistake_is_told_in_words(arguments: list[str], message: str) -> None:
     assert result.exit_code == 2
     assert message in plain(result)
     assert "Traceback" not in plain(result)
+
+
+def test_a_mistake_in_the_data_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rankdet", "check", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"error: {tmp_path / 'nowhere'}: there is no such file or folder. Check the path.\n"
+    )
 
 
 def test_what_the_system_refuses_is_one_line(

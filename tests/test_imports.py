@@ -31,7 +31,7 @@ def test_the_package_does_not_import_torch() -> None:
     assert loaded_by("import rankdet", {"torch", "numpy", "typer"}) == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["demo", "--help"], ["bench"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["check", "--help"], ["bench"]])
 def test_the_command_line_answers_without_torch(arguments: list[str]) -> None:
     code = f"""
 import sys

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
+
 _LONGEST_VALUE = 120  # characters of a value that a message repeats
+_LONGEST_TEXT = 9000  # two paths are at most as long as this; a line of a list can be longer
 
 
 class RankdetError(Exception):
@@ -56,15 +59,30 @@ class DataError(RankdetError):
         )
 
 
+class LoaderError(RankdetError):
+    """A process that loads images died or hangs."""
+
+
 def shorten(value: object) -> str:
     """The value as Python writes it, cut after a line's length: some values are whole files."""
-    if isinstance(value, str | bytes):
-        value = value[: _LONGEST_VALUE + 1]
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits; endless nesting
+        if isinstance(value, str | bytes):
+            text = repr(value[: _LONGEST_VALUE + 1])
+        else:
+            text = _WRITER.repr(value)  # a container's first items: the rest is not even looked at
+    except Exception:  # an integer of thousands of digits; an object that cannot be written
         text = f"<{type(value).__name__}>"
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
+
+
+def _value_writer() -> reprlib.Repr:
+    """What writes values that are not text: like repr, but only so much of each."""
+    writer = reprlib.Repr()
+    writer.maxstring = writer.maxother = writer.maxlong = _LONGEST_VALUE
+    return writer
+
+
+_WRITER = _value_writer()
 
 
 def message(
@@ -84,7 +102,16 @@ def message(
     else:
         parts.append(field or (value or ""))
     head = ": ".join(part for part in parts if part)
-    # A control character (a line break in a file's name, an escape sequence) must not reach a
-    # terminal or a log.
-    text = (f"{head}: " if head else "") + f"{rule}." + (f" {hint}" if hint else "")
+    text = printable((f"{head}: " if head else "") + f"{rule}." + (f" {hint}" if hint else ""))
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return f"{text[: _LONGEST_TEXT // 2]} ... {text[-_LONGEST_TEXT // 2 :]}"
+
+
+def printable(text: str) -> str:
+    """The text, with control characters written out: none may reach a terminal or a log.
+
+    >>> print(printable("two" + chr(10) + "lines"))
+    two\\nlines
+    """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,82 @@
+"""Data sets: VOC, COCO and YOLO files and an embedded set, read, judged, augmented and loaded.
+
+The names below are imported when they are first used, so that reading annotations does not wait
+for torch.
+
+>>> from rankdet.data import DataError, read_split
+>>> try:
+...     read_split("no/such/folder", "train")
+... except DataError as error:
+...     print(error)
+no/such/folder: there is no such file or folder. Check the path.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the same names as in _HOME, for type checkers and editors
+    from rankdet.data.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
+    from rankdet.data.collate import Batch
+    from rankdet.data.dataset import DetectionDataset, FileDataset, open_dataset
+    from rankdet.data.formats import read_class_list, read_split, recognise, split_names
+    from rankdet.data.loading import make_loader
+    from rankdet.data.synthetic import SyntheticDataset
+    from rankdet.data.transforms import FlipScaleJitter, ResizeFixed, ResizeShorter, SSDAugmentation
+    from rankdet.errors import DataError
+
+# Where a public name lives.
+_HOME = {
+    "BatchedFlipScaleJitter": "rankdet.data.batched",
+    "BatchedSSDAugmentation": "rankdet.data.batched",
+    "Batch": "rankdet.data.collate",
+    "DetectionDataset": "rankdet.data.dataset",
+    "FileDataset": "rankdet.data.dataset",
+    "open_dataset": "rankdet.data.dataset",
+    "read_class_list": "rankdet.data.formats",
+    "read_split": "rankdet.data.formats",
+    "recognise": "rankdet.data.formats",
+    "split_names": "rankdet.data.formats",
+    "make_loader": "rankdet.data.loading",
+    "SyntheticDataset": "rankdet.data.synthetic",
+    "FlipScaleJitter": "rankdet.data.transforms",
+    "ResizeFixed": "rankdet.data.transforms",
+    "ResizeShorter": "rankdet.data.transforms",
+    "SSDAugmentation": "rankdet.data.transforms",
+    "DataError": "rankdet.errors",
+}
+
+__all__ = [
+    "Batch",
+    "BatchedFlipScaleJitter",
+    "BatchedSSDAugmentation",
+    "DataError",
+    "DetectionDataset",
+    "FileDataset",
+    "FlipScaleJitter",
+    "ResizeFixed",
+    "ResizeShorter",
+    "SSDAugmentation",
+    "SyntheticDataset",
+    "make_loader",
+    "open_dataset",
+    "read_class_list",
+    "read_split",
+    "recognise",
+    "split_names",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The public name, imported now and kept."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'rankdet.data' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The names that can be asked for, imported already or not."""
+    return sorted(set(globals()) | set(__all__))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +23,16 @@ Corners = tuple[float, float, float, float]
 
 _MANY_BOXES = 1000
 _ROUNDING = 0.01  # pixels over the edge that come from a file's decimals and are not worth a note
+_SMALLEST_AREA = 1e-30  # square pixels: less is soon no area in float32
 _SMALLEST_INSIDE = 0.5  # of a box's area: with less inside of the image, the box is dropped
 
 
 @dataclass
 class RawObject:
-    """One object as a file gives it. corners: (left, top, right, bottom), edges counted from 0."""
+    """One object as a file gives it. corners: (left, top, right, bottom), edges counted from 0.
+
+    area: above 0, or None where the file gives none.
+    """
 
     corners: Corners
     label: int
@@ -82,16 +87,16 @@ class Annotations:
         return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
 
     def take(self, indices: np.ndarray) -> Annotations:
-        """Those images alone, in that order."""
-        rows = [np.arange(self.offsets[i], self.offsets[i + 1]) for i in indices]
-        row = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
-        lengths = np.array([len(part) for part in rows], dtype=np.int64)
+        """Those images alone, in that order; `indices` may be a mask."""
+        starts, lengths = self.offsets[:-1][indices], np.diff(self.offsets)[indices]
+        offsets = _offsets(lengths)
+        rows = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
         return Annotations(
             paths=self.paths[indices],
             image_ids=self.image_ids[indices],
             sizes=self.sizes[indices],
-            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-            **{name: getattr(self, name)[row] for name in _OBJECT_FIELDS},
+            offsets=offsets,
+            **{name: getattr(self, name)[rows] for name in _OBJECT_FIELDS},
         )
 
     @staticmethod
@@ -111,6 +116,31 @@ class Annotations:
 _OBJECT_FIELDS = ("boxes", "labels", "is_ignored", "areas")
 
 
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    """Where each image's objects begin, and where the last image's end: (N + 1,) int64."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+@dataclass
+class _Objects:
+    """The kept objects as they are stored: a tuple for each would need ten times the memory."""
+
+    boxes: array[float] = field(default_factory=lambda: array("f"))
+    labels: array[int] = field(default_factory=lambda: array("q"))
+    is_ignored: bytearray = field(default_factory=bytearray)
+    areas: array[float] = field(default_factory=lambda: array("f"))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def append(self, box: Corners, item: RawObject) -> None:
+        left, top, right, bottom = box
+        self.boxes.extend(box)
+        self.labels.append(item.label)
+        self.is_ignored.append(item.is_ignored)
+        self.areas.append((right - left) * (bottom - top) if item.area is None else item.area)
+
+
 def assemble(
     raw_images: Iterable[RawImage],
     findings: Findings,
@@ -127,15 +157,13 @@ def assemble(
     image_ids: list[int] = []
     sizes: list[tuple[int, int]] = []
     counts: list[int] = []
-    objects: list[tuple[Corners, int, bool, float]] = []
+    objects = _Objects()
     for raw in raw_images:
         findings.images.seen += 1
         findings.objects.seen += len(raw.objects)
         size = _real_size(raw, findings, max_pixels)
         if size is not None:
-            kept = _kept_objects(raw, size, findings)
-            objects.extend(kept)
-            counts.append(len(kept))
+            counts.append(_keep_objects(raw, size, objects, findings))
             paths.append(os.fsencode(raw.path))
             image_ids.append(raw.image_id)
             sizes.append(size)
@@ -143,17 +171,16 @@ def assemble(
             on_image()
     findings.images.used += len(paths)
     findings.objects.used += len(objects)
-    findings.num_ignored += sum(is_ignored for _, _, is_ignored, _ in objects)
-    corners, labels, is_ignored, areas = zip(*objects, strict=True) if objects else ((),) * 4
+    findings.num_ignored += sum(objects.is_ignored)
     return Annotations(
         paths=np.array(paths, dtype=np.bytes_),
         image_ids=np.array(image_ids, dtype=np.int64),
         sizes=np.array(sizes, dtype=np.int32).reshape(-1, 2),
-        offsets=np.concatenate([[0], np.cumsum(np.array(counts, dtype=np.int64))]).astype(np.int64),
-        boxes=np.array(corners, dtype=np.float32).reshape(-1, 4),
-        labels=np.array(labels, dtype=np.int64),
-        is_ignored=np.array(is_ignored, dtype=np.bool_),
-        areas=np.array(areas, dtype=np.float32),
+        offsets=_offsets(np.array(counts, dtype=np.int64)),
+        boxes=np.array(objects.boxes, dtype=np.float32).reshape(-1, 4),
+        labels=np.array(objects.labels, dtype=np.int64),
+        is_ignored=np.array(objects.is_ignored, dtype=np.bool_),
+        areas=np.array(objects.areas, dtype=np.float32),
     )
 
 
@@ -186,18 +213,16 @@ def _real_size(raw: RawImage, findings: Findings, max_pixels: int) -> tuple[int,
     return size
 
 
-def _kept_objects(
-    raw: RawImage, size: tuple[int, int], findings: Findings
-) -> list[tuple[Corners, int, bool, float]]:
-    """The objects of one image whose boxes keep the rules, as (corners, label, ignored, area)."""
-    if not raw.objects:
-        findings.add(Finding.of("no-objects", file=raw.file, where=raw.where))
+def _keep_objects(
+    raw: RawImage, size: tuple[int, int], objects: _Objects, findings: Findings
+) -> int:
+    """How many objects of one image keep the rules for boxes; these are added to `objects`."""
     if len(raw.objects) > _MANY_BOXES:
         value = len(raw.objects)
         findings.add(
             Finding.of("box-count", file=raw.file, where=raw.where, field="boxes", value=value)
         )
-    kept = []
+    num_before = len(objects)
     for item in raw.objects:
         corners = item.corners
         if raw.is_fraction:
@@ -217,10 +242,11 @@ def _kept_objects(
         if finding is not None:
             findings.add(finding)
             findings.num_clipped += 1
-        left, top, right, bottom = clipped
-        area = item.area if item.area is not None else (right - left) * (bottom - top)
-        kept.append((clipped, item.label, item.is_ignored, area))
-    return kept
+        objects.append(clipped, item)
+    num_kept = len(objects) - num_before
+    if not num_kept:  # also where a reader or a rule has dropped them all
+        findings.add(Finding.of("no-objects", file=raw.file, where=raw.where))
+    return num_kept
 
 
 def judge_box(corners: Corners, size: tuple[int, int]) -> tuple[str | None, Corners | None]:
@@ -233,9 +259,9 @@ def judge_box(corners: Corners, size: tuple[int, int]) -> tuple[str | None, Corn
     >>> judge_box((20.0, 10.0, 10.0, 30.0), (100, 50))
     ('box-swapped', None)
     """
-    if not all(math.isfinite(value) for value in corners):
-        return "box-not-finite", None
     left, top, right, bottom = corners
+    if not math.isfinite(left + top + right + bottom) and not all(map(math.isfinite, corners)):
+        return "box-not-finite", None
     if right < left or bottom < top:
         return "box-swapped", None
     if right == left or bottom == top:
@@ -251,8 +277,10 @@ def judge_box(corners: Corners, size: tuple[int, int]) -> tuple[str | None, Corn
     if not area_inside >= _SMALLEST_INSIDE * (right - left) * (bottom - top):
         return "box-outside", None
     # As the box is stored: a width of 1e-9 pixels far from 0 is no width in float32.
-    stored = np.array(inside, dtype=np.float32)
-    if not (stored[2] > stored[0] and stored[3] > stored[1]):
+    stored = array("f", inside)
+    if not (stored[2] - stored[0]) * (stored[3] - stored[1]) > _SMALLEST_AREA:
         return "box-zero-area", None
+    if inside == corners:
+        return None, inside
     overflow = max(abs(a - b) for a, b in zip(inside, corners, strict=True))
     return ("box-clipped" if overflow > _ROUNDING else None), inside

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankdet.data.rules import RULES, Rule
+from rankdet.data.rules import RULES, Outcome, Rule
 from rankdet.errors import DataError, message, shorten
 
 _MAX_EXAMPLES = 200  # findings of one kind that are kept; all are counted
@@ -54,6 +54,11 @@ class Finding:
     def rule(self) -> Rule:
         return RULES[self.code]
 
+    @property
+    def outcome(self) -> Outcome:
+        """What was done. Where reading went on, a file that is refused is one image skipped."""
+        return "image skipped" if self.rule.outcome == "refused" else self.rule.outcome
+
     def __str__(self) -> str:
         hint = " ".join(part for part in (self.detail, self.rule.hint) if part)
         return message(
@@ -70,7 +75,7 @@ class Finding:
         return {
             "code": self.code,
             "level": self.rule.level,
-            "outcome": self.rule.outcome,
+            "outcome": self.outcome,
             "file": self.file,
             "where": self.where,
             "field": self.field,
@@ -149,6 +154,16 @@ class Findings:
         self.images.dropped[finding.code] += 1
         if num_objects:
             self.objects.dropped[finding.code] += num_objects
+
+    def unuse_image(self, finding: Finding, num_objects: int, num_ignored: int) -> None:
+        """An image that counts as used is skipped after all, as are its objects that do.
+
+        num_ignored: how many of the objects are difficult or crowd.
+        """
+        self.images.used -= 1
+        self.objects.used -= num_objects
+        self.num_ignored -= num_ignored
+        self.skip_image(finding, num_objects)
 
     def merge(self, other: Findings) -> None:
         """Add everything of `other`, for a sum of splits."""

@@ -16,8 +16,13 @@ def contained(folder: Path, name: str, allow_outside: bool = False) -> Path | No
     """
     if "\0" in name:
         return None
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # half of a surrogate pair: no file can have such a name
+        return None
     path = folder / name
     if allow_outside:
         return path
-    is_inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+    real, real_folder = os.path.realpath(path), os.path.realpath(folder)
+    is_inside = real == real_folder or real.startswith(real_folder.rstrip(os.sep) + os.sep)
     return path if is_inside else None

@@ -16,11 +16,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SampleKey:
-    """What the randomness of one sample depends on; all are integers >= 0."""
+    """What the randomness of one sample depends on; all are integers from 0 to 2**32 - 1."""
 
     seed: int
     epoch: int
     index: int
+
+    def __post_init__(self) -> None:
+        # NumPy cuts larger ones into pieces, and two different keys can then give the same numbers.
+        if not all(0 <= part < 2**32 for part in (self.seed, self.epoch, self.index)):
+            raise ValueError(f"expected integers from 0 to 2**32 - 1, got {self}")
 
 
 def uniforms(keys: Sequence[SampleKey], count: int) -> Tensor:

@@ -142,6 +142,11 @@ ANNOTATION_RULES = {
     "size-missing": _note(
         "the annotation gives no image size: the image's own is used", "Nothing to do."
     ),
+    "size-invalid": Rule(
+        "kept",
+        "the annotation's image size is not a whole number: the image's own is used",
+        "Correct it.",
+    ),
     "annotation-missing": Rule(
         "image skipped",
         "the image has no annotation file",
@@ -162,6 +167,13 @@ ANNOTATION_RULES = {
     ),
     "annotation-id-changed": _note(
         "annotation ids that are 0, missing or used twice: all are numbered anew", "Nothing to do."
+    ),
+    "image-id-changed": _note(
+        "an image id that is not a whole number: all images are numbered anew",
+        "Give the images whole numbers if results must carry their own ids.",
+    ),
+    "category-left-out": _note(
+        "a category that only groups the others and has no objects is left out", "Nothing to do."
     ),
     "annotation-field-default": _note(
         "a field is missing and taken as its usual value", "Nothing to do."
@@ -210,6 +222,16 @@ FILE_RULES = {
         "refused", "the data set has no usable image", "Check the path and the split."
     ),
     "split-unknown": Rule("refused", "there is no such split", "Take one of those that exist."),
+    "labels-missing": Rule(
+        "refused",
+        "no image of the split has a label file",
+        "Put the files into labels, as the images lie in images: images/a.jpg, labels/a.txt.",
+    ),
+    "split-overlap": Rule(
+        "refused",
+        "the parts of the split have images in common",
+        "Name parts that share no image.",
+    ),
     "classes-differ": Rule(
         "refused",
         "the parts of the data set have different classes",
@@ -275,6 +297,14 @@ FILE_RULES = {
         "refused",
         "the YAML does not describe a YOLO data set",
         "Expected path, train, val and names.",
+    ),
+    "out-not-empty": Rule(
+        "refused",
+        "the place for the output is not empty, and nothing is overwritten",
+        "Name a new or an empty folder.",
+    ),
+    "out-unwritable": Rule(
+        "refused", "the output cannot be written", "Check the rights and the free space."
     ),
 }
 
