@@ -144,7 +144,8 @@ def test_synth_never_writes_into_a_folder_in_use(
 
 
 def test_the_options_of_synth_are_those_of_the_embedded_set() -> None:
-    from rankdet.data import formats, synthetic
+    from rankdet.data.reading import formats
+    from rankdet.data.synthetic import dataset as synthetic
 
     assert tuple(cli.Format) == formats.FORMATS
     text = plain(invoke("synth", "--help"))

@@ -61,7 +61,7 @@ FormatOption = Annotated[
 Splits = Annotated[
     list[str] | None,
     typer.Option(
-        "--split", help="A split, or a sum such as train+val. May be given again. Usual: all."
+        "--split", help="A split, or a sum such as train+val. May be given again. Default: all."
     ),
 ]
 Classes = Annotated[
@@ -132,7 +132,7 @@ def check(
             min=0,
             max=256,
             show_default=False,
-            help="Processes that decode. Usual: one per processor; 0: none but this one.",
+            help="Processes that decode. Default: one per processor; 0: none but this one.",
         ),
     ] = None,
     max_pixels: MaxPixels = 50_000_000,
@@ -154,8 +154,9 @@ def check(
         )
     from rich.console import Console
 
-    from rankdet.data import check_report, decoding, output
-    from rankdet.data.check import check as check_data
+    from rankdet.data.checking import decoding, output
+    from rankdet.data.checking import report as check_report
+    from rankdet.data.checking.check import check as check_data
 
     is_json_printed = json_file == Path("-")
     if json_file is not None and not is_json_printed:
@@ -208,8 +209,8 @@ def view(
     allow_outside: AllowOutside = False,
     force: Force = False,
 ) -> None:
-    from rankdet.data import output
-    from rankdet.data import view as pages
+    from rankdet.data.checking import output
+    from rankdet.data.checking import view as pages
 
     output.refuse_foreign(out, pages.MARK, force)
     wanted = class_names or ()
@@ -257,7 +258,7 @@ def synth(
     if train + val == 0:
         raise typer.BadParameter("expected at least one image in all", param_hint="--train, --val")
 
-    from rankdet.data.progress import progress
+    from rankdet.data.checking.progress import progress
     from rankdet.data.write import synthesise
 
     with progress("Drawing") as meter:
@@ -357,7 +358,7 @@ def _check_device(device: str) -> None:
 def _class_list(file: Path | None) -> tuple[str, ...] | None:
     if file is None:
         return None
-    from rankdet.data.formats import read_class_list
+    from rankdet.data.reading.formats import read_class_list
 
     return read_class_list(file)
 

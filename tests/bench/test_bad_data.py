@@ -13,8 +13,8 @@ import pytest
 from rankdet.bench import bad_case, bad_data
 from rankdet.bench.bad_case import SOUND, TRAIN, Case
 from rankdet.cli import main
-from rankdet.data import formats, images
-from rankdet.data.rules import RULES
+from rankdet.data.reading import formats, images
+from rankdet.data.reading.rules import RULES
 
 # pytest lifts our own filter
 pytestmark = pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

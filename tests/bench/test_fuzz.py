@@ -20,9 +20,9 @@ from rankdet.bench.bad_case import TRAIN, encode, picture
 from rankdet.bench.bad_images import image_cases
 from rankdet.bench.fuzz import Answer
 from rankdet.bench.spoilt import IMAGE_KINDS, TEXT_KINDS
-from rankdet.data import formats, images
-from rankdet.data.findings import Finding, data_error
-from rankdet.data.split import Split
+from rankdet.data.reading import formats, images
+from rankdet.data.reading.findings import Finding, data_error
+from rankdet.data.reading.split import Split
 from rankdet.errors import DataError, RankdetError
 
 pytestmark = [

@@ -12,9 +12,9 @@ import torch
 import yaml
 from PIL import Image
 
-from rankdet.data import formats, rules
 from rankdet.data.dataset import FileDataset
-from rankdet.data.synthetic import SyntheticDataset
+from rankdet.data.reading import formats, rules
+from rankdet.data.synthetic.dataset import SyntheticDataset
 from rankdet.data.write import synthesise, write_dataset
 from rankdet.errors import DataError
 from rankdet.structures import Target

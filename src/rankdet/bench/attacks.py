@@ -15,7 +15,7 @@ from rankdet.bench import bad_coco_file, bad_images, bad_voc, bad_yolo, fuzz
 from rankdet.bench.bad_case import COCO_TRAIN, TRAIN, YOLO_YAML, encode, picture, voc_xml
 from rankdet.bench.fuzz import Answer
 from rankdet.bench.spoilt import Place
-from rankdet.data import formats, images
+from rankdet.data.reading import formats, images
 from rankdet.errors import DataError
 
 SECRET = "the secret of another user"

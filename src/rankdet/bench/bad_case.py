@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
-from rankdet.data.rules import RULES
+from rankdet.data.reading.rules import RULES
 
 SIZE = (64, 48)  # width, height of every sound picture
 CLASSES = ("cat", "dog")

@@ -15,9 +15,10 @@ from rankdet.bench.bad_coco_file import coco_file_cases
 from rankdet.bench.bad_images import image_cases
 from rankdet.bench.bad_voc import voc_cases
 from rankdet.bench.bad_yolo import yolo_cases
-from rankdet.data import check, formats
-from rankdet.data.findings import Finding, Findings
-from rankdet.data.rules import RULES
+from rankdet.data.checking import check
+from rankdet.data.reading import formats
+from rankdet.data.reading.findings import Finding, Findings
+from rankdet.data.reading.rules import RULES
 from rankdet.errors import DataError
 
 

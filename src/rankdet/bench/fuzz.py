@@ -25,9 +25,9 @@ import numpy as np
 from rankdet.bench import bad_case
 from rankdet.bench.bad_case import TRAIN
 from rankdet.bench.spoilt import IMAGE_KINDS, Place, sound_files, spoilt_image, spoilt_text
-from rankdet.data import formats, images
-from rankdet.data.rules import RULES
-from rankdet.data.split import Split
+from rankdet.data.reading import formats, images
+from rankdet.data.reading.rules import RULES
+from rankdet.data.reading.split import Split
 from rankdet.errors import DataError, RankdetError
 
 MAX_SECONDS = 1.0

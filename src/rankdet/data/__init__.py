@@ -17,33 +17,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as in _HOME, for type checkers and editors
-    from rankdet.data.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
-    from rankdet.data.collate import Batch
+    from rankdet.data.augmentation.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
+    from rankdet.data.augmentation.transforms import (
+        FlipScaleJitter,
+        ResizeFixed,
+        ResizeShorter,
+        SSDAugmentation,
+    )
     from rankdet.data.dataset import DetectionDataset, FileDataset, open_dataset
-    from rankdet.data.formats import read_class_list, read_split, recognise, split_names
-    from rankdet.data.loading import make_loader
-    from rankdet.data.synthetic import SyntheticDataset
-    from rankdet.data.transforms import FlipScaleJitter, ResizeFixed, ResizeShorter, SSDAugmentation
+    from rankdet.data.loading.collate import Batch
+    from rankdet.data.loading.loader import make_loader
+    from rankdet.data.reading.formats import read_class_list, read_split, recognise, split_names
+    from rankdet.data.synthetic.dataset import SyntheticDataset
     from rankdet.errors import DataError
 
 # Where a public name lives.
 _HOME = {
-    "BatchedFlipScaleJitter": "rankdet.data.batched",
-    "BatchedSSDAugmentation": "rankdet.data.batched",
-    "Batch": "rankdet.data.collate",
+    "BatchedFlipScaleJitter": "rankdet.data.augmentation.batched",
+    "BatchedSSDAugmentation": "rankdet.data.augmentation.batched",
+    "Batch": "rankdet.data.loading.collate",
     "DetectionDataset": "rankdet.data.dataset",
     "FileDataset": "rankdet.data.dataset",
     "open_dataset": "rankdet.data.dataset",
-    "read_class_list": "rankdet.data.formats",
-    "read_split": "rankdet.data.formats",
-    "recognise": "rankdet.data.formats",
-    "split_names": "rankdet.data.formats",
-    "make_loader": "rankdet.data.loading",
-    "SyntheticDataset": "rankdet.data.synthetic",
-    "FlipScaleJitter": "rankdet.data.transforms",
-    "ResizeFixed": "rankdet.data.transforms",
-    "ResizeShorter": "rankdet.data.transforms",
-    "SSDAugmentation": "rankdet.data.transforms",
+    "read_class_list": "rankdet.data.reading.formats",
+    "read_split": "rankdet.data.reading.formats",
+    "recognise": "rankdet.data.reading.formats",
+    "split_names": "rankdet.data.reading.formats",
+    "make_loader": "rankdet.data.loading.loader",
+    "SyntheticDataset": "rankdet.data.synthetic.dataset",
+    "FlipScaleJitter": "rankdet.data.augmentation.transforms",
+    "ResizeFixed": "rankdet.data.augmentation.transforms",
+    "ResizeShorter": "rankdet.data.augmentation.transforms",
+    "SSDAugmentation": "rankdet.data.augmentation.transforms",
     "DataError": "rankdet.errors",
 }
 

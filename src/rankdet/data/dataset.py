@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rankdet.data import formats, images
-from rankdet.data.findings import Findings, data_error
-from rankdet.data.split import Split
+from rankdet.data.reading import formats, images
+from rankdet.data.reading.findings import Findings, data_error
+from rankdet.data.reading.split import Split
 from rankdet.structures import Target
 
 
@@ -69,7 +69,7 @@ def open_dataset(
         return FileDataset(result, max_pixels)
     if format is not None or classes is not None:
         raise ValueError("the synthetic data set has no other format or classes: expected None")
-    from rankdet.data.synthetic import open_synthetic  # it imports this module
+    from rankdet.data.synthetic.dataset import open_synthetic  # it imports this module
 
     return open_synthetic(split)
 

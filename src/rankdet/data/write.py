@@ -23,9 +23,9 @@ from xml.etree import ElementTree
 import yaml
 from PIL import Image
 
-from rankdet.data import scenes
-from rankdet.data.classes import checked_classes
-from rankdet.data.findings import data_error
+from rankdet.data.reading.classes import checked_classes
+from rankdet.data.reading.findings import data_error
+from rankdet.data.synthetic import scenes
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from rankdet.data.dataset import DetectionDataset
@@ -51,7 +51,7 @@ def synthesise(
     on_image: _OnImage | None = None,
 ) -> None:
     """Write the embedded data set: `train` and `val` images. A split of 0 images is left out."""
-    from rankdet.data.synthetic import SyntheticDataset
+    from rankdet.data.synthetic.dataset import SyntheticDataset
 
     datasets: dict[str, DetectionDataset] = {
         "train": SyntheticDataset("train", train, seed=seed, size=size),

@@ -1,0 +1,1 @@
+"""`rankdet check` and `rankdet view`: what is wrong with a data set, and what is in it."""

@@ -1,0 +1,276 @@
+"""Processes that prepare results ahead of time, and what to say when one of them dies or hangs.
+
+Built on torch's DataLoader, which starts them and keeps the order. Added here: a worker's exception
+arrives as it was raised, and a worker that died or hangs is named together with its sample.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.forkserver
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from rankdet.errors import LoaderError, RankdetError, printable
+
+# make(key, report): the result of a key; calls report(index) before it turns to a sample.
+Make = Callable[[Any, Callable[[int], None]], Any]
+
+_POLL_SECONDS = 5.0  # how long to wait for a result before looking whether all workers live
+_NO_SAMPLE = -1
+# The fork server imports these once, before it starts the first worker.
+_PRELOADED = ["rankdet.data.loading.loader", "rankdet.data.augmentation.transforms"]
+
+_FEWER = "Use fewer workers, a smaller batch, or smaller images."
+_SIGNALS = {  # what such a death usually means, and what to do
+    "SIGKILL": ("probably because the memory was used up", _FEWER),
+    "SIGBUS": (
+        "probably because shared memory was used up",
+        "Give more shared memory (/dev/shm; with Docker: --shm-size or --ipc=host). " + _FEWER,
+    ),
+    "SIGSEGV": ("a library crashed", "Run `rankdet check` on the data to find such an image."),
+}
+
+
+def default_num_workers() -> int:
+    """The processor cores that this process may use, shared among torchrun's processes; 1 to 8."""
+    if hasattr(os, "sched_getaffinity"):
+        num_cores = len(os.sched_getaffinity(0))
+    else:
+        num_cores = os.cpu_count() or 1
+    return max(1, min(8, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def default_start_method() -> str:
+    """How workers start unless told otherwise: never by a fork of this process.
+
+    By now this process has threads (torch's, CUDA's), and a fork can copy a lock that one of them
+    holds. Linux: a small server without threads forks them, quick after its first start. Elsewhere
+    they start from nothing, which is slow but safe.
+    """
+    return "forkserver" if sys.platform == "linux" else "spawn"
+
+
+class WorkerPool:
+    """Workers that live until `close`. With num_workers = 0 everything happens in this process.
+
+    make is copied to every worker. prefetch: results that each worker prepares ahead. timeout:
+    seconds to wait for one result; 0: for ever. name: what messages call a sample.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        name: Callable[[int], str],
+        *,
+        num_workers: int,
+        start_method: str,
+        prefetch: int,
+        timeout: float,
+        pin_memory: bool,
+    ) -> None:
+        self.name = name
+        self.timeout = timeout
+        self.is_broken = False
+        self.progress = torch.full((max(1, num_workers),), _NO_SAMPLE).share_memory_()
+        self.keys: list[Any] = []  # DataLoader goes through this list each time it is started
+        self.iterator: Iterator[Any] | None = None
+        has_workers = num_workers > 0
+        self.data_loader: DataLoader[Any] = DataLoader(
+            _Tasks(make, self.progress),
+            sampler=self.keys,
+            batch_size=None,
+            collate_fn=_unchanged,
+            worker_init_fn=_end_with_parent,
+            num_workers=num_workers,
+            multiprocessing_context=worker_context(start_method) if has_workers else None,
+            prefetch_factor=prefetch if has_workers else None,
+            persistent_workers=has_workers,
+            pin_memory=pin_memory,
+            timeout=_POLL_SECONDS if has_workers else 0,
+            generator=torch.Generator(),  # or it would draw from torch's global one
+        )
+
+    def start(self, keys: Sequence[Any]) -> None:
+        """Begin to work on `keys`; all results of the keys before must have been taken."""
+        self.keys[:] = keys
+        try:
+            self.iterator = iter(self.data_loader)
+        except (RuntimeError, OSError):
+            raise
+        except Exception as error:  # pickle raises whatever it meets
+            error.add_note(
+                "Data set and transform are sent to the worker processes: define them at the top "
+                "level of a module, or set num_workers=0."
+            )
+            raise
+
+    def results(self) -> Iterator[Any]:
+        """The result of each key, in order. What `make` raised is raised here."""
+        for _ in range(len(self.keys)):
+            yield self._next()
+
+    def close(self) -> None:
+        """End all workers."""
+        if self.is_broken:
+            # A stopped process does not hear anything milder; a lock may be held by a dead one.
+            for worker in self._workers():
+                with suppress(RuntimeError):  # torch reports the death of a child of this process
+                    worker.kill()
+                    worker.join(_POLL_SECONDS)
+        # DataLoader has no public way to end its workers, and an exception that is being handled
+        # keeps it alive: without this they would go on for as long.
+        getattr(self.iterator, "_shutdown_workers", lambda: None)()
+        self.iterator = None
+
+    def _next(self) -> Any:
+        assert self.iterator is not None
+        started = time.monotonic()
+        while True:
+            try:
+                result = next(self.iterator)
+                break
+            except Exception as error:
+                self.is_broken = True
+                is_late = "timed out" in str(error)
+                self._raise_if_dead(wait=0 if is_late else 1)
+                if not is_late:
+                    raise
+                if self.timeout and time.monotonic() - started > self.timeout:
+                    raise LoaderError(self._hang_message()) from None
+                self.is_broken = False  # only slow: go on waiting
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _raise_if_dead(self, wait: float) -> None:
+        workers = self._workers()
+        if wait:  # a process can be gone for us a little before the system says so
+            multiprocessing.connection.wait([worker.sentinel for worker in workers], wait)
+        for number, worker in enumerate(workers):
+            if worker.exitcode is not None:
+                message = death_message(number, worker.pid, worker.exitcode, self._sample(number))
+                raise LoaderError(message) from None
+
+    def _hang_message(self) -> str:
+        samples = {number: self._sample(number) for number in range(len(self._workers()))}
+        busy = [f"worker {number} at {sample}" for number, sample in samples.items() if sample]
+        return (
+            f"no batch came from the {len(samples)} workers within {self.timeout:g} seconds"
+            f" ({'; '.join(busy) or 'none of them is at a sample'}). Check these files and the disk"
+            " that they are on, or allow more time with timeout=."
+        )
+
+    def _sample(self, number: int) -> str:
+        index = int(self.progress[number])
+        return "" if index == _NO_SAMPLE else printable(self.name(index))
+
+    def _workers(self) -> list[BaseProcess]:
+        # Not public in DataLoader, but nothing else knows how a worker ended.
+        return list(getattr(self.iterator, "_workers", ()))
+
+
+def worker_context(start_method: str) -> BaseContext:
+    """Python's start method of that name, made ready: a fork server begins with its imports now."""
+    context = multiprocessing.get_context(start_method)
+    if start_method == "forkserver":
+        context.set_forkserver_preload(_PRELOADED)
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+def death_message(number: int, pid: int | None, exitcode: int, sample: str) -> str:
+    """What is known of a worker that ended by itself.
+
+    >>> print(death_message(0, 123, -9, "a.jpg"))
+    worker 0 (process 123) was ended by SIGKILL, probably because the memory was used up. It was
+    at a.jpg. Use fewer workers, a smaller batch, or smaller images.
+    """
+    where = f"It was at {sample}" if sample else "It was not at a sample"
+    if exitcode < 0:
+        name = signal.Signals(-exitcode).name
+        cause, hint = _SIGNALS.get(name, ("", ""))
+        how = f"was ended by {name}" + (f", {cause}" if cause else "")
+    else:
+        how = f"ended with exit code {exitcode}"
+        hint = (
+            "Its own message stands above. A script that loads data must protect its start with "
+            '`if __name__ == "__main__":`, because workers import it.'
+        )
+    return f"worker {number} (process {pid}) {how}. {where}. {hint}".strip()
+
+
+class _Tasks(Dataset[Any]):
+    """What DataLoader takes for a data set: makes the result of a key, in a worker."""
+
+    def __init__(self, make: Make, progress: Tensor) -> None:
+        self.make = make
+        self.progress = progress
+
+    def __getitem__(self, key: Any) -> Any:
+        info = get_worker_info()
+        number = info.id if info else 0
+
+        def report(index: int) -> None:
+            self.progress[number] = index
+
+        try:
+            result = self.make(key, report)
+        except Exception as error:
+            # As a value: DataLoader would make a new exception of its type and its traceback.
+            result = _portable(error) if info else error
+        report(_NO_SAMPLE)
+        return result
+
+
+def _portable(error: Exception) -> Exception:
+    """The exception with its traceback in a note, or a substitute if it cannot be sent."""
+    if isinstance(error, RankdetError):
+        return error
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    error.add_note(f"Raised in a worker process:\n{frames}")
+    try:
+        is_same = type(ForkingPickler.loads(ForkingPickler.dumps(error))) is type(error)
+    except Exception:  # whatever an exception of unknown make can do when it is copied
+        is_same = False
+    if is_same:
+        return error
+    substitute = RuntimeError(f"{type(error).__name__}: {error}")
+    for note in error.__notes__:
+        substitute.add_note(note)
+    return substitute
+
+
+def _end_with_parent(number: int) -> None:
+    """Let this worker end when the main process does, even by a signal that nobody can handle.
+
+    DataLoader's own watch asks for the parent by its process number, and that is the fork server's:
+    it would live as long as the workers, and they as long as it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _unchanged(result: Any) -> Any:
+    return result

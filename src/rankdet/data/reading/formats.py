@@ -1,0 +1,291 @@
+"""Data sets of any format: which one it is, its splits, and a split or a sum of splits read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from rankdet.data.reading import coco, voc, yolo
+from rankdet.data.reading.annotations import Annotations, assemble
+from rankdet.data.reading.classes import checked_classes, did_you_mean, read_class_list
+from rankdet.data.reading.findings import Finding, Findings, data_error
+from rankdet.data.reading.images import MAX_PIXELS
+from rankdet.data.reading.rules import RULES
+from rankdet.data.reading.split import Parsed, Split
+from rankdet.errors import DataError
+
+__all__ = ["FORMATS", "read_class_list", "read_split", "recognise", "split_names"]
+
+
+class _Reader(Protocol):
+    """What the module of a format offers."""
+
+    def matches(self, path: Path) -> bool: ...
+
+    def split_names(self, path: Path) -> tuple[str, ...]: ...
+
+    def parse(
+        self,
+        path: Path,
+        split: str,
+        *,
+        classes: tuple[str, ...] | None,
+        findings: Findings,
+        allow_outside: bool,
+    ) -> Parsed: ...
+
+
+_READERS: dict[str, _Reader] = {"voc": voc, "coco": coco, "yolo": yolo}
+FORMATS = tuple(_READERS)
+
+_LOOKED_FOR = (
+    f"Looked for {voc.LOOKED_FOR}; COCO: a JSON file with images, annotations and categories, here "
+    "or in annotations; YOLO: a data.yaml, or folders images and labels."
+)
+
+
+def recognise(path: Path | str) -> str:
+    """The format of a data set, one of FORMATS, from its files; DataError if it is not clear."""
+    path = _existing(path)
+    with _system_errors_explained(path):
+        found = [name for name, reader in _READERS.items() if reader.matches(path)]
+    if not found:
+        raise data_error("data-unrecognised", file=path, detail=_LOOKED_FOR)
+    if len(found) > 1:
+        detail = f"It looks like {' and like '.join(found)}."
+        raise data_error("data-unrecognised", file=path, detail=detail)
+    return found[0]
+
+
+def split_names(path: Path | str, format: str | None = None) -> tuple[str, ...]:
+    """The splits of a data set. Sums of them ("a+b") can be read too."""
+    path = _existing(path)
+    format = _checked_format(path, format)
+    with _system_errors_explained(path):
+        return _READERS[format].split_names(path)
+
+
+def read_split(
+    path: Path | str,
+    split: str,
+    *,
+    format: str | None = None,
+    classes: Sequence[str] | None = None,
+    allow_outside: bool = False,
+    max_pixels: int = MAX_PIXELS,
+    on_start: Callable[[int], None] | None = None,
+    on_image: Callable[[], None] | None = None,
+) -> Split:
+    """A split, or a sum of splits such as "2007_trainval+2012_trainval", read and judged.
+
+    classes: the class list, where the data's own is not wanted. allow_outside: whether image files
+    may lie outside of the data set. on_start is called with the number of images, then on_image as
+    many times. The headers of all images are read, but no pixels.
+    """
+    path = _existing(path)
+    format = _checked_format(path, format)
+    names = None if classes is None else checked_classes(classes, file=path)
+    parts = _part_names(path, split, split_names(path, format))
+    with _system_errors_explained(path):
+        parsed = _parse_all(path, format, parts, names, allow_outside)
+    if on_start is not None:
+        on_start(sum(part.num_images for part, _ in parsed))
+    read = [_assembled(part, found, max_pixels, on_image) for part, found in parsed]
+    findings = Findings()
+    for _, found in parsed:
+        findings.merge(found)
+    if not any(len(part) for part in read):
+        raise _empty(path, split, findings)
+    first = parsed[0][0]
+    result = Split(
+        name=split,
+        format=format,
+        classes=first.classes,
+        category_ids=first.category_ids,
+        is_annotated=all(part.is_annotated for part, _ in parsed),
+        annotations=_joined(path, parts, read),
+        findings=findings,
+    )
+    if result.is_annotated:
+        _note_empty_classes(path, result)
+    return result
+
+
+def _existing(path: Path | str) -> Path:
+    """The path, if it can be looked at."""
+    path = Path(path)
+    try:
+        with _system_errors_explained(path):
+            path.stat()
+    except ValueError as error:  # a null character in the name
+        raise data_error("data-missing", file=path) from error
+    return path
+
+
+@contextmanager
+def _system_errors_explained(path: Path) -> Iterator[None]:
+    """Turns what the system says about a file into a DataError."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise data_error("data-missing", file=error.filename or path) from error
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise data_error(
+            "file-unreadable", file=error.filename or path, detail=f"{reason}."
+        ) from error
+
+
+def _checked_format(path: Path, format: str | None) -> str:
+    if format is None:
+        return recognise(path)
+    if format not in FORMATS:
+        raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    return format
+
+
+def _part_names(path: Path, split: str, names: tuple[str, ...]) -> list[str]:
+    """The parts of a sum. A split may have a plus in its own name."""
+    parts = [split] if split in names else [part.strip() for part in split.split("+")]
+    for part, count in Counter(parts).items():
+        if count > 1:
+            detail = f"{part!r} stands there {count} times."
+            raise data_error("split-overlap", file=path, field="split", value=split, detail=detail)
+    return parts
+
+
+def _parse_all(
+    path: Path,
+    format: str,
+    parts: list[str],
+    classes: tuple[str, ...] | None,
+    allow_outside: bool,
+) -> list[tuple[Parsed, Findings]]:
+    """Every part as its reader gives it, all with the same classes."""
+    parsed = []
+    for part in parts:
+        findings = Findings()
+        result = _parse(path, format, part, classes, allow_outside, findings)
+        parsed.append((result, findings))
+    lists = [part.classes for part, _ in parsed]
+    differing = next((i for i, names in enumerate(lists) if names != lists[0]), None)
+    if differing is None:
+        return parsed
+    if format == "voc" and classes is None:
+        # One part has only names of VOC's own 20, the other has more and therefore the list of the
+        # whole data set, which holds for both.
+        wider = next(names for names in lists if names != voc.CLASSES)
+        return _parse_all(path, format, parts, wider, allow_outside)
+    only = sorted(set(lists[0]) ^ set(lists[differing]))[:5]
+    raise data_error(
+        "classes-differ",
+        file=path,
+        field="split",
+        value="+".join(parts),
+        detail=f"{parts[0]!r} has {len(lists[0])}, {parts[differing]!r} {len(lists[differing])}"
+        + (
+            f"; only one of them has {', '.join(map(repr, only))}."
+            if only
+            else ", in another order."
+        ),
+    )
+
+
+def _parse(
+    path: Path,
+    format: str,
+    part: str,
+    classes: tuple[str, ...] | None,
+    allow_outside: bool,
+    findings: Findings,
+) -> Parsed:
+    """One part as its reader gives it."""
+    reader = _READERS[format]
+    try:
+        return reader.parse(
+            path, part, classes=classes, findings=findings, allow_outside=allow_outside
+        )
+    except DataError as error:
+        if error.code != "split-unknown":
+            raise
+        names = reader.split_names(path)
+        detail = f"There are {', '.join(names)}." if names else "There is none."
+        guess = did_you_mean(part, names)
+        raise data_error(
+            "split-unknown",
+            file=path,
+            field="split",
+            value=part,
+            detail=f"{guess} {detail}" if guess else detail,
+        ) from error
+
+
+def _assembled(
+    parsed: Parsed, findings: Findings, max_pixels: int, on_image: Callable[[], None] | None
+) -> Annotations:
+    """The annotations of one part. on_image is called for those images too that a reader skips."""
+    num_called = 0
+
+    def called() -> None:
+        nonlocal num_called
+        num_called += 1
+        if on_image is not None:
+            on_image()
+
+    annotations = assemble(parsed.images, findings, max_pixels=max_pixels, on_image=called)
+    for _ in range(parsed.num_images - num_called):
+        called()
+    if not parsed.is_annotated:
+        # Nobody may know the objects of a test set: that an image has none is nothing to note.
+        findings.counts.pop("no-objects", None)
+        findings.examples.pop("no-objects", None)
+    return annotations
+
+
+def _joined(path: Path, parts: list[str], read: list[Annotations]) -> Annotations:
+    """All parts as one; refused if an image stands in two of them."""
+    if len(read) == 1:
+        return read[0]
+    joined = Annotations.concatenate(read)
+    paths, counts = np.unique(joined.paths, return_counts=True)
+    if len(paths) < len(joined):
+        example = os.fsdecode(paths[counts > 1][0])
+        detail = f"{int((counts > 1).sum())} images stand in two parts, such as {example}."
+        raise data_error(
+            "split-overlap", file=path, field="split", value="+".join(parts), detail=detail
+        )
+    return joined
+
+
+def _empty(path: Path, split: str, findings: Findings) -> DataError:
+    """The error for a split without a usable image, with the reason that most images have."""
+    tally = findings.images
+    if not tally.seen:
+        detail = "It lists no image."
+    else:
+        code, count = tally.dropped.most_common(1)[0]
+        example = findings.examples[code][0]
+        detail = (
+            f"{tally.seen} images were seen. Of {count}: {RULES[code].rule}, such as"
+            f" {example.file}. {RULES[code].hint}"
+        )
+    return data_error("data-empty", file=path, field="split", value=split, detail=detail)
+
+
+def _note_empty_classes(path: Path, split: Split) -> None:
+    """A note for each class that has no object, or only such as do not count."""
+    labels, is_ignored = split.annotations.labels, split.annotations.is_ignored
+    num_all = np.bincount(labels, minlength=len(split.classes))
+    num_counting = np.bincount(labels[~is_ignored], minlength=len(split.classes))
+    for name, total, counting in zip(split.classes, num_all, num_counting, strict=True):
+        if counting == 0:
+            detail = f"All {total} are difficult or crowd." if total else ""
+            split.findings.add(
+                Finding.of("class-empty", file=path, field="class", value=name, detail=detail)
+            )
