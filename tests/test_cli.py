@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 import rankdet
 from rankdet import cli
+from rankdet.errors import RankdetError
 
 
 def invoke(*arguments: str) -> Result:
@@ -154,6 +155,11 @@ def test_the_options_of_synth_are_those_of_the_embedded_set() -> None:
         assert f"[default: {default}]" in text
 
 
+def test_synth_says_what_yolo_cannot_hold() -> None:
+    text = " ".join(plain(invoke("synth", "--help")).split())
+    assert "YOLO has no mark for ignored objects" in text
+
+
 @pytest.mark.parametrize("command", ["check", "view"])
 def test_help_shows_examples(command: str) -> None:
     assert f"rankdet {command} VOCdevkit --split" in plain(invoke(command, "--help"))
@@ -218,3 +224,38 @@ def test_what_the_system_refuses_is_one_line(
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
     assert str(table.parent) in lines[0]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_closed_output_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str
+) -> None:
+    """Python has None for a stream that was closed before the start, as by `>&-` in a shell."""
+    data = tmp_path / "data"
+    assert invoke("synth", str(data), "--train", "1", "--val", "0").exit_code == 0
+    report = tmp_path / "report.json"
+    command = ["rankdet", "check", str(data), "--workers", "0", "--json", str(report)]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, stream, None)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    assert report.exists()
+
+
+@pytest.mark.parametrize("command", ["losses", "reliability"])
+def test_a_record_does_not_replace_a_file_of_somebody_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
+) -> None:
+    calls = record(monkeypatch, f"rankdet.bench.{command}", "main")
+    table = tmp_path / "table.json"
+    table.write_text("mine")
+    result = invoke("bench", command, "--quick", "--json", str(table))
+    assert isinstance(result.exception, RankdetError)
+    assert "was not written by this command" in str(result.exception)
+    assert calls == []
+    table.write_text('{\n  "provenance": {}}')
+    assert not isinstance(
+        invoke("bench", command, "--quick", "--json", str(table)).exception, RankdetError
+    )
+    assert len(calls) == 1

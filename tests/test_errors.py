@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -65,6 +66,25 @@ def test_a_value_of_exactly_the_limit_is_whole_and_a_longer_one_is_cut():
     assert shorten("x" * 118) == "'" + "x" * 118 + "'"
     assert shorten("x" * 119) == "'" + "x" * 119 + "..."
     assert len(shorten("x" * 10_000_000)) == 123
+
+
+def test_the_end_of_a_long_text_is_not_looked_at():
+    assert shorten("x" * 200 + "'").startswith("'xxx")  # the quotes are those of the start
+    assert shorten(b"x" * 10_000_000) == "b'" + "x" * 118 + "..."
+
+
+def test_values_of_other_kinds_are_whole_up_to_the_limit():
+    path = Path("folder") / ("x" * 80)
+    for value in (path, 10**100, ["y" * 100]):
+        assert shorten(value) == repr(value)
+
+
+def test_a_message_of_endless_length_keeps_its_start_and_its_end():
+    text = message("expected a number", file="f" * 50_000, hint="Correct it.")
+    assert text.startswith("fff")
+    assert text.endswith("fff: expected a number. Correct it.")
+    assert len(text) == 9005
+    assert len(message("r", file="f" * 8996)) == 9000
 
 
 def test_long_lists_are_cut_after_a_few_items_without_being_written_whole():

@@ -37,8 +37,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_holds_the_package_types_and_licence(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
-    source = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
-    assert source | {"rankdet/py.typed"} <= names
+    source = {
+        path.relative_to(ROOT / "src").as_posix()
+        for path in (ROOT / "src").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {"rankdet/py.typed", "rankdet/data/checking/view.html.jinja"} <= source
+    assert source <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0] for name in names} == {
         "rankdet",

@@ -5,6 +5,7 @@ Everything that needs torch is imported inside the functions: `rankdet --help` a
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from enum import StrEnum
@@ -74,7 +75,7 @@ Classes = Annotated[
     ),
 ]
 AllowOutside = Annotated[
-    bool, typer.Option("--allow-outside", help="Accept images outside of the data's folder.")
+    bool, typer.Option("--allow-outside", help="Accept files outside of the data's folder.")
 ]
 # Above this, Pillow itself refuses the image.
 MaxPixels = Annotated[int, typer.Option(min=1, help="Larger images are skipped, not decoded.")]
@@ -116,7 +117,7 @@ def demo(
     "Nothing of yours is changed. The status is 0 without faults, 1 with faults, 2 for a wrong "
     "option.\n\n"
     "An image in two splits is a fault, by its content. It is none where one split holds all files "
-    "of the other and its name says so, as VOC's trainval holds train and val.\n\n"
+    "of the other and the names allow it, as VOC's trainval holds train and val.\n\n"
     "Examples:\n\n"
     "rankdet check VOCdevkit --split 2007_trainval --split 2007_test\n\n"
     "rankdet check coco --json report.json"
@@ -132,7 +133,7 @@ def check(
             min=0,
             max=256,
             show_default=False,
-            help="Processes that decode. Default: one per processor; 0: none but this one.",
+            help="Processes that decode. Default: one per processor, up to 16; 0: only this one.",
         ),
     ] = None,
     max_pixels: MaxPixels = 50_000_000,
@@ -154,13 +155,14 @@ def check(
         )
     from rich.console import Console
 
-    from rankdet.data.checking import decoding, output
-    from rankdet.data.checking import report as check_report
+    from rankdet import output
+    from rankdet.data.checking import report as reports
     from rankdet.data.checking.check import check as check_data
+    from rankdet.data.processors import usual_num_workers
 
     is_json_printed = json_file == Path("-")
     if json_file is not None and not is_json_printed:
-        output.refuse_foreign(json_file, check_report.JSON_MARK, force)
+        output.refuse_foreign(json_file, reports.JSON_MARK, force)
     report = check_data(
         Path(data),
         format=format,
@@ -168,14 +170,14 @@ def check(
         classes=_class_list(classes),
         allow_outside=allow_outside,
         max_pixels=max_pixels,
-        num_workers=decoding.usual_num_workers() if workers is None else workers,
+        num_workers=usual_num_workers(most=16) if workers is None else workers,
     )
     # A pipe has no width; at rich's usual 80 columns the tables would be folded.
     width = None if sys.stdout.isatty() else 120
     console = Console(stderr=is_json_printed, width=width, highlight=False)
-    check_report.print_report(report, console, limit_examples)
+    reports.print_report(report, console, limit_examples)
     if json_file is not None:
-        text = check_report.as_json(report, _command())
+        text = reports.as_json(report, _command())
         if is_json_printed:
             typer.echo(text, nl=False)
         else:
@@ -209,7 +211,7 @@ def view(
     allow_outside: AllowOutside = False,
     force: Force = False,
 ) -> None:
-    from rankdet.data.checking import output
+    from rankdet import output
     from rankdet.data.checking import view as pages
 
     output.refuse_foreign(out, pages.MARK, force)
@@ -230,7 +232,7 @@ def view(
             allow_outside=allow_outside,
             max_pixels=max_pixels,
         )
-    page = pages.write_page(sections, data, wanted)
+    page = pages.render_page(sections, data, wanted)
     output.write_whole(out, page)
     num_pictures = sum(len(section.samples) for section in sections)
     typer.echo(f"Wrote {out}: {num_pictures} pictures, {len(page) / 1e6:.1f} MB.")
@@ -238,7 +240,8 @@ def view(
 
 @app.command(
     help="Write the embedded data set to files: pictures of textured shapes, with boxes.\n\n"
-    "OUT is a new or an empty folder. The same options give the same bytes.\n\n"
+    "OUT is a new or an empty folder. The same options give the same bytes. YOLO has no mark for "
+    "ignored objects: there they are written as ordinary ones.\n\n"
     "Example:\n\n"
     "rankdet synth shapes --format coco --train 200 --val 50"
 )
@@ -258,8 +261,8 @@ def synth(
     if train + val == 0:
         raise typer.BadParameter("expected at least one image in all", param_hint="--train, --val")
 
-    from rankdet.data.checking.progress import progress
     from rankdet.data.write import synthesise
+    from rankdet.progress import progress
 
     with progress("Drawing") as meter:
         synthesise(
@@ -287,8 +290,7 @@ def bench_losses(
 ) -> None:
     """Time and memory of the losses, forward and backward, next to sigmoid focal loss."""
     _check_device(device)
-    if json_file is not None:  # a wrong folder should show before the minutes of measuring
-        json_file.parent.mkdir(parents=True, exist_ok=True)
+    _prepare_record(json_file)
 
     from rankdet.bench import losses
 
@@ -304,8 +306,7 @@ def bench_reliability(
     seed: Seed = 0,
 ) -> None:
     """Read thousands of broken data files and count how it ends: never with a traceback."""
-    if json_file is not None:  # a wrong folder should show before the minutes of reading
-        json_file.parent.mkdir(parents=True, exist_ok=True)
+    _prepare_record(json_file)
 
     from rankdet.bench import reliability
 
@@ -339,6 +340,15 @@ def reproduce_theory(out: Out = Path("runs/theory"), seed: Seed = 0) -> None:
     theory.run(out, seed=seed)
 
 
+def _prepare_record(file: Path | None) -> None:
+    """Let a wrong folder or a file of somebody else's show before the minutes of measuring."""
+    from rankdet.output import refuse_foreign
+
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        refuse_foreign(file, '"provenance": {')
+
+
 def _check_device(device: str) -> None:
     """Refuse a device that is misspelt or not there."""
     if device.partition(":")[0] not in ("cpu", "cuda"):
@@ -370,6 +380,9 @@ def _command() -> str:
 
 def main() -> None:
     """Run the command line; a mistake in the data, or what the system refuses, is one line."""
+    for name in ("stdout", "stderr"):  # closed before the start, as by `>&-`: nobody reads it
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
     for stream in (sys.stdout, sys.stderr):  # names that the terminal has no characters for
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Fills what lies outside of an image: it becomes 0 when the detector normalises. RGB in 0..1.
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+
 
 @dataclass(frozen=True)
 class Target:

@@ -169,7 +169,7 @@ def test_keywords_and_sums_reach_the_reader(folder: Path) -> None:
     assert calls == [3, -1, -1, -1]
     with pytest.raises(DataError) as caught:
         open_dataset(folder, "train", format="coco")
-    assert caught.value.code in ("split-unknown", "data-unrecognised")
+    assert caught.value.code == "format-differs"
 
 
 def test_images_outside_are_used_if_they_are_allowed(folder: Path, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from rankdet.bench.bad_case import COCO_TRAIN, TRAIN, YOLO_YAML, encode, picture
 from rankdet.bench.fuzz import Answer
 from rankdet.bench.spoilt import Place
 from rankdet.data.reading import formats, images
+from rankdet.data.reading.findings import Finding
 from rankdet.errors import DataError
 
 SECRET = "the secret of another user"
@@ -123,8 +123,12 @@ def _image_attacks() -> Iterator[Attack]:
     yield Attack(
         "GIF of 4.3 gigapixels", _IMAGE, lambda _: _resized("GIF", "<HH", 6, 65_535), large
     )
-    text = "PNG with compressed text of 100 MB"
-    yield Attack(text, _IMAGE, lambda _: _png_with_text(), ("image-corrupt",))
+    yield Attack(
+        "PNG with compressed text of 100 MB",
+        _IMAGE,
+        lambda _: bad_images.png_with_text(100 * 2**20),
+        ("image-corrupt",),
+    )
 
 
 def _resized(format: str, layout: str, offset: int, side: int) -> bytes:
@@ -132,10 +136,6 @@ def _resized(format: str, layout: str, offset: int, side: int) -> bytes:
     content = bytearray(encode(picture(1), format))
     content[offset : offset + struct.calcsize(layout)] = struct.pack(layout, side, side)
     return bytes(content)
-
-
-def _png_with_text() -> bytes:
-    return bad_images.png_with_text(100 * 2**20)
 
 
 def run_attack(attack: Attack) -> Result:
@@ -178,17 +178,17 @@ def _work(connection: Connection, folder: Path, place: Place, codes: tuple[str, 
         images.decode(folder / "attack.txt")  # no image at all: Pillow looks at all its formats
     (folder / "attack").replace(data / place.path)
     baseline = fuzz.peak_megabytes()
-    found: list[DataError | str] = []
+    found: list[DataError | Finding] = []
 
     def read() -> str:
         found[:] = _read(data, place)
         return "refused" if found else "read"
 
-    answer = fuzz.timed(functools.partial(read), 0, baseline)
+    answer = fuzz.timed(read, 0, baseline)
     if answer.outcome != "failed":
-        named = {item.partition("|")[0] for item in map(_coded, found)}
+        named = {item.code for item in found}
         answer = replace(answer, reason=", ".join(sorted(named)))
-        if any(SECRET in _coded(item) for item in found):
+        if any(SECRET in str(item) for item in found):
             answer = replace(answer, outcome="failed", reason="the secret has leaked")
         elif codes and not named & set(codes):
             answer = replace(
@@ -197,11 +197,7 @@ def _work(connection: Connection, folder: Path, place: Place, codes: tuple[str, 
     connection.send(answer)
 
 
-def _coded(item: DataError | str) -> str:
-    return f"{item.code}|{item}" if isinstance(item, DataError) else item
-
-
-def _read(data: Path, place: Place) -> list[DataError | str]:
+def _read(data: Path, place: Place) -> list[DataError | Finding]:
     """Everything that is said about the data set: the refusal, or the findings that skip b."""
     if place == _IMAGE:
         try:
@@ -215,4 +211,4 @@ def _read(data: Path, place: Place) -> list[DataError | str]:
         return [error]
     fuzz.assert_sound(split)
     examples = [item for items in split.findings.examples.values() for item in items]
-    return [f"{item.code}|{item}" for item in examples if item.rule.outcome != "kept"]
+    return [item for item in examples if item.rule.outcome != "kept"]

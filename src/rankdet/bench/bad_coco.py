@@ -6,12 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rankdet.bench.bad_case import (
-    COCO_TRAIN,
-    Case,
-    Files,
-    coco_document,
-)
+from rankdet.bench.bad_case import COCO_TRAIN, Case, Files, coco_document
 
 FILE = "instances_train2017.json"
 DELETED = object()  # stands for the absence of a field
@@ -203,46 +198,15 @@ def _categories() -> Iterator[Case]:
 
     yield coco_case("COCO category ids with gaps", numbered(3, 90))
     yield coco_case("COCO category ids from 0", numbered(0, 1))
-    invalid = "classes-invalid"
-    refused: dict[str, Any] = {"is_refused": True}
-    yield coco_case(
-        "a COCO category id twice",
-        set_value("categories", 1, "id", to=1),
-        invalid,
-        "id",
-        "1",
-        **refused,
-    )
-    yield coco_case(
-        "a COCO category name twice",
-        set_value("categories", 1, "name", to="cat"),
-        invalid,
-        "name",
-        "cat",
-        **refused,
-    )
-    yield coco_case(
-        "a COCO category without name",
-        set_value("categories", 1, "name", to=DELETED),
-        invalid,
-        "name",
-        **refused,
-    )
-    yield coco_case(
-        "a COCO category name that is a number",
-        set_value("categories", 1, "name", to=5),
-        invalid,
-        "name",
-        "5",
-        **refused,
-    )
-    yield coco_case(
-        "a COCO category without id",
-        set_value("categories", 1, "id", to=DELETED),
-        invalid,
-        "id",
-        **refused,
-    )
+    for name, key, to, value in (
+        ("a COCO category id twice", "id", 1, "1"),
+        ("a COCO category name twice", "name", "cat", "cat"),
+        ("a COCO category without name", "name", DELETED, ""),
+        ("a COCO category name that is a number", "name", 5, "5"),
+        ("a COCO category without id", "id", DELETED, ""),
+    ):
+        edit = set_value("categories", 1, key, to=to)
+        yield coco_case(name, edit, "classes-invalid", key, value, is_refused=True)
 
     def grouped(document: Document) -> None:
         for category in document["categories"]:
@@ -253,12 +217,23 @@ def _categories() -> Iterator[Case]:
         "a COCO category that groups the others", grouped, "category-left-out", "name", "animals"
     )
     owl = {"id": 9, "name": "owl"}
-    yield coco_case(
-        "a COCO class without objects",
-        lambda d: d["categories"].append(owl),
-        "class-empty",
-        value="owl",
-        file="",
+    only_train = _edited(lambda d: d["categories"].append(owl))
+
+    def both_splits(files: Files) -> None:
+        only_train(files)
+        document = coco_document("val")
+        document["categories"].append(owl)
+        files["annotations/instances_val2017.json"] = json.dumps(document).encode()
+
+    yield Case("a COCO class without objects", "coco", both_splits, "class-empty", value="owl")
+    yield Case(
+        "a COCO class that val does not have",
+        "coco",
+        only_train,
+        "split-classes",
+        value="'owl'",
+        also=("class-empty",),
+        found_by="checking",
     )
 
 
@@ -296,25 +271,10 @@ def _images() -> Iterator[Case]:
         "two",
     )
     yield coco_case("a COCO image that is null", set_value("images", 1, to=None), entry, **unknown)
+    twice = "image-entry-twice"
+    yield image_case("a COCO image id twice", "id", 1, twice, "id", "1", **unknown)
     yield image_case(
-        "a COCO image id twice",
-        "id",
-        1,
-        "image-entry-twice",
-        "id",
-        "1",
-        images=(2, 1),
-        objects=(3, 2),
-        also=("annotation-unknown-image",),
-    )
-    yield image_case(
-        "a COCO image file twice",
-        "file_name",
-        "a.jpg",
-        "image-entry-twice",
-        "file_name",
-        "a.jpg",
-        **lost,
+        "a COCO image file twice", "file_name", "a.jpg", twice, "file_name", "a.jpg", **lost
     )
     yield coco_case(
         "a COCO image without size",

@@ -1,4 +1,4 @@
-"""Bad VOC data: objects, boxes, XML, encodings, lists and paths."""
+"""Bad VOC data: XML, encodings, lists, splits and paths; for its objects see `bad_voc_objects`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,9 @@ from rankdet.bench.bad_case import (
     voc_object,
     voc_xml,
 )
+from rankdet.bench.bad_voc_objects import B_XML, xml_case
 
-_XML = "Annotations/b.xml"
 _LIST = "ImageSets/Main/train.txt"
-
-
-def _objects(name: str, content: str, code: str = "", **rest: Any) -> Case:
-    """Other objects in b.xml."""
-    rest.setdefault("file", "b.xml" if code else "")
-    return Case(name, "voc", replace(_XML, voc_xml("b", content)), code, **rest)
-
-
-def _xml(name: str, content: str | bytes, code: str = "", **rest: Any) -> Case:
-    """Other content of b.xml; if it cannot be read, nobody knows how many objects it had."""
-    if code:
-        rest = {"images": (2, 1), "objects": (2, 2), "file": "b.xml", **rest}
-    return Case(name, "voc", replace(_XML, content), code, **rest)
 
 
 def _list(name: str, content: str | bytes | Link, code: str = "", **rest: Any) -> Case:
@@ -42,116 +29,11 @@ def _list(name: str, content: str | bytes | Link, code: str = "", **rest: Any) -
 
 
 def voc_cases() -> Iterator[Case]:
-    yield from _boxes()
-    yield from _fields()
     yield from _splits()
     yield from _syntax()
     yield from _encodings()
     yield from _lists()
     yield from _paths()
-
-
-def _boxes() -> Iterator[Case]:
-    box: dict[str, Any] = {"field": "box"}
-    yield _objects("VOC corners swapped", voc_object("dog", 50, 12, 10, 36), "box-swapped", **box)
-    yield _objects("a VOC box of no width", voc_object("dog", 9, 12, 9, 36), "box-zero-area", **box)
-    yield _objects(
-        "a VOC box a little outside", voc_object("dog", 10, 12, 70, 36), "box-clipped", value="70"
-    )
-    yield _objects(
-        "a VOC box far outside", voc_object("dog", 60, 12, 900, 36), "box-outside", value="900"
-    )
-    yield _objects(
-        "a VOC box with negative corners", voc_object("dog", -3, 12, 50, 36), "box-clipped", **box
-    )
-    for text in ("NaN", "inf", "-Infinity", "1e999"):
-        spoilt = voc_object("dog", 10, 12, 50, 36).replace("50", text)
-        yield _objects(
-            f"{text} as a VOC coordinate", spoilt, "box-not-finite", field="xmax", value=text
-        )
-    for text in ("left", "0x10", "1_0", "1,5", "١٢"):
-        spoilt = voc_object("dog", 10, 12, 50, 36).replace("50", text)
-        yield _objects(
-            f"{text!r} as a VOC coordinate", spoilt, "box-not-a-number", field="xmax", value=text
-        )
-    huge = voc_object("dog", 10, 12, 50, 36).replace("50", "1e308")
-    yield _objects("1e308 as a VOC coordinate", huge, "box-outside", field="box", value="1e+308")
-    yield _objects("float coordinates in VOC", voc_object("dog", 10.25, 12.5, 50.75, 36.125))
-    whole = voc_object("dog", 0, 0, 64, 48)
-    yield _objects("a VOC box over the whole image", whole)
-    many = "\n".join(voc_object("dog", 1, 1, 20 + i % 40, 30) for i in range(1500))
-    yield _objects(
-        "thousands of boxes in a VOC image",
-        many,
-        "box-count",
-        field="boxes",
-        value="1500",
-        objects=(1502, 1502),
-    )
-
-
-def _fields() -> Iterator[Case]:
-    good = voc_object("dog", 10, 12, 50, 36)
-    dropped: dict[str, Any] = {"objects": (3, 2)}
-    yield _objects(
-        "a VOC object without bndbox",
-        "<object><name>dog</name></object>",
-        "field-missing",
-        field="bndbox",
-        **dropped,
-    )
-    yield _objects(
-        "a VOC box without xmin", good.replace("<xmin>11</xmin>", ""), "field-missing", field="xmin"
-    )
-    nameless = good.replace("<name>dog</name>", "")
-    yield _objects("a VOC object without name", nameless, "field-missing", field="name")
-    yield _objects(
-        "a VOC object with an empty name",
-        voc_object("", 10, 12, 50, 36),
-        "field-missing",
-        field="name",
-    )
-    yield _objects(
-        "an unknown VOC class",
-        voc_object("wolf", 10, 12, 50, 36),
-        "class-unknown",
-        field="name",
-        value="wolf",
-    )
-    yield _objects("a VOC class with blanks around", voc_object(" dog\n", 10, 12, 50, 36))
-    yield _objects(
-        "a VOC class in capitals", voc_object("Dog", 10, 12, 50, 36), "class-unknown", value="Dog"
-    )
-    yield _objects(
-        "a VOC class with markup",
-        voc_object("[red]&lt;b&gt;", 10, 12, 50, 36),
-        "class-unknown",
-        value="<b>",
-    )
-    difficult = voc_object("dog", 10, 12, 50, 36, rest="<difficult>1</difficult>")
-    yield _objects("a difficult VOC object", difficult, num_ignored=1)
-    plain = voc_object("dog", 10, 12, 50, 36, rest="")
-    yield _objects("a VOC object that does not say difficult", plain)
-    odd = voc_object("dog", 10, 12, 50, 36, rest="<difficult>maybe</difficult>")
-    yield _objects(
-        "difficult that is neither 0 nor 1", odd, "field-invalid", field="difficult", value="maybe"
-    )
-    parts = "<part><name>head</name><bndbox><xmin>1</xmin></bndbox></part>"
-    yield _objects("a VOC object with parts", voc_object("dog", 10, 12, 50, 36, rest=parts))
-    yield _xml(
-        "a VOC file without size",
-        voc_xml("b", size=None),
-        "size-missing",
-        images=(2, 2),
-        objects=(3, 3),
-    )
-    yield _xml(
-        "a VOC size of 0", voc_xml("b", size=(0, 0)), "size-missing", images=(2, 2), objects=(3, 3)
-    )
-    yield _xml(
-        "another file name inside of a VOC file",
-        voc_xml("b").replace("b.jpg", "../../elsewhere.png"),
-    )
 
 
 def _splits() -> Iterator[Case]:
@@ -186,6 +68,15 @@ def _splits() -> Iterator[Case]:
         value="owl",
     )
     yield Case(
+        "a VOC class list of which nothing occurs",
+        "voc",
+        replace("classes.txt", "wolf\nyak\n"),
+        "classes-foreign",
+        field="classes",
+        value="wolf",
+        is_refused=True,
+    )
+    yield Case(
         "a VOC class listed twice",
         "voc",
         replace("classes.txt", "cat\ndog\ncat\n"),
@@ -197,7 +88,7 @@ def _splits() -> Iterator[Case]:
     yield Case(
         "a missing VOC annotation",
         "voc",
-        remove(_XML),
+        remove(B_XML),
         "annotation-missing",
         "b.xml",
         objects=(2, 2),
@@ -205,7 +96,7 @@ def _splits() -> Iterator[Case]:
     yield Case(
         "a folder in place of a VOC annotation",
         "voc",
-        replace(_XML, Folder()),
+        replace(B_XML, Folder()),
         "annotation-unreadable",
         "b.xml",
         images=(2, 1),
@@ -240,58 +131,62 @@ def deep_xml(levels: int) -> str:
 
 def _syntax() -> Iterator[Case]:
     sound = voc_xml("b")
-    yield _xml("XML with a DTD", '<!DOCTYPE annotation SYSTEM "voc.dtd">' + sound, "xml-forbidden")
-    yield _xml("XML with an empty DTD", "<!DOCTYPE annotation>" + sound, "xml-forbidden")
+    yield xml_case(
+        "XML with a DTD", '<!DOCTYPE annotation SYSTEM "voc.dtd">' + sound, "xml-forbidden"
+    )
+    yield xml_case("XML with an empty DTD", "<!DOCTYPE annotation>" + sound, "xml-forbidden")
     entity = '<!DOCTYPE a [<!ENTITY d "dog">]>' + sound.replace("dog", "&d;")
-    yield _xml("XML with an entity", entity, "xml-forbidden")
-    yield _xml("XML with a billion laughs", entity_bomb(), "xml-forbidden")
-    yield _xml("XML with a quadratic bomb", quadratic_bomb(), "xml-forbidden")
+    yield xml_case("XML with an entity", entity, "xml-forbidden")
+    yield xml_case("XML with a billion laughs", entity_bomb(), "xml-forbidden")
+    yield xml_case("XML with a quadratic bomb", quadratic_bomb(), "xml-forbidden")
     for target in ("file:///etc/passwd", "../classes.txt", "http://127.0.0.1:9/x"):
-        yield _xml(
+        yield xml_case(
             f"XML with the external entity {target}", external_entity(target), "xml-forbidden"
         )
     parameter = '<!DOCTYPE a [<!ENTITY % p SYSTEM "http://127.0.0.1:9/x"> %p;]>' + sound
-    yield _xml("XML with a parameter entity", parameter, "xml-forbidden")
-    yield _xml("XML with 200,000 levels", deep_xml(200_000), "xml-too-deep")
-    yield _xml("an empty XML file", "", "xml-malformed")
-    yield _xml("XML that ends too early", sound[: len(sound) // 2], "xml-malformed")
-    yield _xml(
+    yield xml_case("XML with a parameter entity", parameter, "xml-forbidden")
+    yield xml_case("XML with 200,000 levels", deep_xml(200_000), "xml-too-deep")
+    yield xml_case("an empty XML file", "", "xml-malformed")
+    yield xml_case("XML that ends too early", sound[: len(sound) // 2], "xml-malformed")
+    yield xml_case(
         "XML with crossed tags",
         sound.replace("</name>", "</nome>"),
         "xml-malformed",
         value="mismatched",
     )
-    yield _xml(
+    yield xml_case(
         "XML with an unknown entity", sound.replace("dog", "&dog;"), "xml-malformed", value="entity"
     )
-    yield _xml("two XML documents in one file", sound + sound, "xml-malformed")
-    yield _xml("JSON named xml", '{"annotation": {}}', "xml-malformed")
-    yield _xml("a web page named xml", "<html><body>404</body></html>", "xml-not-voc", value="html")
-    yield _xml("a picture named xml", encode(picture(1), "PNG"), "file-encoding")
-    yield _xml("XML of 5 MB", sound + "<!-- -->" * 650_000, "file-too-large", field="size")
-    yield _xml("XML with comments", sound.replace("<object>", "<!-- a dog --><object>"))
+    yield xml_case("two XML documents in one file", sound + sound, "xml-malformed")
+    yield xml_case("JSON named xml", '{"annotation": {}}', "xml-malformed")
+    yield xml_case(
+        "a web page named xml", "<html><body>404</body></html>", "xml-not-voc", value="html"
+    )
+    yield xml_case("a picture named xml", encode(picture(1), "PNG"), "file-encoding")
+    yield xml_case("XML of 5 MB", sound + "<!-- -->" * 650_000, "file-too-large", field="size")
+    yield xml_case("XML with comments", sound.replace("<object>", "<!-- a dog --><object>"))
 
 
 def _encodings() -> Iterator[Case]:
     sound = voc_xml("b")
-    yield _xml("XML with a byte order mark", sound.encode("utf-8-sig"))
-    yield _xml("XML with CRLF", sound.replace("\n", "\r\n"))
-    yield _xml(
+    yield xml_case("XML with a byte order mark", sound.encode("utf-8-sig"))
+    yield xml_case("XML with CRLF", sound.replace("\n", "\r\n"))
+    yield xml_case(
         "XML in UTF-16", ('<?xml version="1.0" encoding="utf-16"?>' + sound).encode("utf-16")
     )
     latin = '<?xml version="1.0" encoding="iso-8859-1"?>' + sound.replace("b.jpg", "Größe")
-    yield _xml("XML in declared Latin-1", latin.encode("latin-1"))
-    yield _xml(
+    yield xml_case("XML in declared Latin-1", latin.encode("latin-1"))
+    yield xml_case(
         "XML in undeclared Latin-1",
         sound.replace("b.jpg", "Größe").encode("latin-1"),
         "file-encoding",
     )
-    yield _xml(
+    yield xml_case(
         "XML in an encoding that does not exist",
         '<?xml version="1.0" encoding="klingon"?>' + sound,
         "xml-malformed",
     )
-    yield _xml("XML with a null character", sound.replace("dog", "d\0g"), "file-encoding")
+    yield xml_case("XML with a null character", sound.replace("dog", "d\0g"), "file-encoding")
     yield _list("a VOC list with a byte order mark", b"\xef\xbb\xbfa\nb\n")
     yield _list("a VOC list with CRLF", "a\r\nb\r\n")
     yield _list("a VOC list in UTF-16", "a\nb\n".encode("utf-16"))
@@ -329,11 +224,27 @@ def _lists() -> Iterator[Case]:
         is_refused=True,
     )
 
-    def nothing(files: Files) -> None:
-        files.clear()
-        files["readme.txt"] = b"no data here\n"
+    yield _list(
+        "a VOC list of file names",
+        "a\nb.jpg\n",
+        "annotation-missing",
+        file="b.jpg.xml",
+        value="without extension",
+        objects=(2, 2),
+    )
 
-    yield Case("a folder that is no data set", "voc", nothing, "data-unrecognised", is_refused=True)
+    def nothing(name: str) -> Callable[[Files], None]:
+        def spoil(files: Files) -> None:
+            files.clear()
+            files[name] = b"no data here\n"
+
+        return spoil
+
+    for name, what, text in (
+        ("readme.txt", "a folder that is no data set", "Looked for"),
+        ("VOC.tar", "a data set that is still packed", "Unpack it first."),
+    ):
+        yield Case(what, "voc", nothing(name), "data-unrecognised", value=text, is_refused=True)
 
 
 def _paths() -> Iterator[Case]:
@@ -347,6 +258,15 @@ def _paths() -> Iterator[Case]:
             **outside,
         )
 
+    yield Case(
+        "a VOC annotation through a link to the outside",
+        "voc",
+        replace(B_XML, Link("/etc/hostname")),
+        "file-outside",
+        file="b.xml",
+        images=(2, 1),
+        objects=(2, 2),
+    )
     yield Case(
         "a VOC image through a link to the outside",
         "voc",

@@ -135,8 +135,10 @@ def _class_ids() -> Iterator[Case]:
         from_one,
         "class-ids-from-one",
         objects=(3, 1),
-        also=("class-unknown", "class-unknown", "class-empty", "no-objects"),
+        also=("class-unknown", "class-unknown", "class-empty", "all-objects-dropped"),
     )
+    comment = "1" + box.rstrip() + " # a dog\n"
+    yield _line("a comment in a YOLO label", comment, "line-columns", value="Comments are not")
     spoil = replace("data.yaml", three)
     yield Case("a YOLO class without objects", "yolo", spoil, "class-empty", value="owl")
 
@@ -254,7 +256,17 @@ def _yaml_content() -> Iterator[Case]:
     spoil = replace("data.yaml", YOLO_YAML.replace("train:", "training:"))
     yield Case("YAML without train", "yolo", spoil, "split-unknown", value="train", is_refused=True)
     null = YOLO_YAML.replace("train:", "train: #")
-    yield _yaml("YAML with null for train", null, "yaml-structure", "train")
+    yield Case(
+        "YAML with null for train",
+        "yolo",
+        replace("data.yaml", null),
+        "split-unknown",
+        value="train",
+        is_refused=True,
+    )
+    yield _yaml("YAML with null for val", YOLO_YAML.replace("val:", "val: #"))
+    nulls = null.replace("val:", "val: #")
+    yield _yaml("YAML with null for all splits", nulls, "yaml-structure", "train")
     yield _yaml(
         "YAML with a number for train",
         YOLO_YAML.replace(": images/train", ": 5"),

@@ -27,6 +27,7 @@ from torch import Tensor
 from rankdet import losses
 from rankdet.bench.problems import REGIMES, Problem, make_problem
 from rankdet.bench.tables import print_tables
+from rankdet.output import write_whole
 from rankdet.provenance import provenance
 
 # 8 images at 512 x 512: 32,736 anchors each, 20 classes
@@ -246,5 +247,5 @@ def main(*, quick: bool, json_file: Path | None, device: str, seed: int) -> None
         console.print("--quick: at small sizes fixed costs weigh more; bars are for the full run.")
     if json_file is not None:
         record = {"provenance": provenance(seed=seed, device=device, quick=quick), **results}
-        json_file.write_text(json.dumps(record, indent=2) + "\n")
+        write_whole(json_file, (json.dumps(record, indent=2) + "\n").encode())
         console.print(f"wrote {json_file}")

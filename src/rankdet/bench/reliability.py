@@ -17,6 +17,7 @@ from rich.table import Table
 from rankdet.bench import attacks, bad_data, fuzz
 from rankdet.bench.bad_case import Case
 from rankdet.bench.spoilt import IMAGE_KINDS, TEXT_KINDS
+from rankdet.output import write_whole
 from rankdet.provenance import provenance
 
 NUM_TEXTS, NUM_IMAGES = 5000, 500  # of each kind
@@ -36,7 +37,7 @@ def main(*, quick: bool, json_file: Path | None, seed: int) -> bool:
     _print_tables(results, console)
     if json_file is not None:
         record = {"provenance": provenance(seed=seed, quick=quick), **results}
-        json_file.write_text(json.dumps(record, indent=2) + "\n")
+        write_whole(json_file, (json.dumps(record, indent=2) + "\n").encode())
         console.print(f"wrote {json_file}")
     return bool(results["is_as_expected"])
 

@@ -28,12 +28,10 @@ class Place:
 
 
 _MAX_LIST = 30_000  # bytes: of a longer list of images one must expect that it takes its time
-
-
 _PLACES = {
     "xml": (Place("voc", "Annotations/b.xml"),),
     "json": (Place("coco", bad_case.COCO_TRAIN),),
-    "txt": (
+    "txt": (  # label files twice as often: they have the most to spoil
         Place("yolo", "labels/train/b.txt"),
         Place("yolo", "labels/train/b.txt"),
         Place("yolo", "train.txt", _MAX_LIST),

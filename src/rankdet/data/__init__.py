@@ -11,22 +11,23 @@ for torch.
 no/such/folder: there is no such file or folder. Check the path.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as in _HOME, for type checkers and editors
     from rankdet.data.augmentation.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
+    from rankdet.data.augmentation.parameters import JitterSettings, SSDSettings
+    from rankdet.data.augmentation.store import ImageStore
     from rankdet.data.augmentation.transforms import (
         FlipScaleJitter,
         ResizeFixed,
         ResizeShorter,
         SSDAugmentation,
+        without_ignored,
     )
     from rankdet.data.dataset import DetectionDataset, FileDataset, open_dataset
     from rankdet.data.loading.collate import Batch
-    from rankdet.data.loading.loader import make_loader
+    from rankdet.data.loading.loader import Loader, make_loader
     from rankdet.data.reading.formats import read_class_list, read_split, recognise, split_names
     from rankdet.data.synthetic.dataset import SyntheticDataset
     from rankdet.errors import DataError
@@ -35,20 +36,25 @@ if TYPE_CHECKING:  # the same names as in _HOME, for type checkers and editors
 _HOME = {
     "BatchedFlipScaleJitter": "rankdet.data.augmentation.batched",
     "BatchedSSDAugmentation": "rankdet.data.augmentation.batched",
-    "Batch": "rankdet.data.loading.collate",
-    "DetectionDataset": "rankdet.data.dataset",
-    "FileDataset": "rankdet.data.dataset",
-    "open_dataset": "rankdet.data.dataset",
-    "read_class_list": "rankdet.data.reading.formats",
-    "read_split": "rankdet.data.reading.formats",
-    "recognise": "rankdet.data.reading.formats",
-    "split_names": "rankdet.data.reading.formats",
-    "make_loader": "rankdet.data.loading.loader",
-    "SyntheticDataset": "rankdet.data.synthetic.dataset",
+    "ImageStore": "rankdet.data.augmentation.store",
+    "JitterSettings": "rankdet.data.augmentation.parameters",
+    "SSDSettings": "rankdet.data.augmentation.parameters",
     "FlipScaleJitter": "rankdet.data.augmentation.transforms",
     "ResizeFixed": "rankdet.data.augmentation.transforms",
     "ResizeShorter": "rankdet.data.augmentation.transforms",
     "SSDAugmentation": "rankdet.data.augmentation.transforms",
+    "without_ignored": "rankdet.data.augmentation.transforms",
+    "DetectionDataset": "rankdet.data.dataset",
+    "FileDataset": "rankdet.data.dataset",
+    "open_dataset": "rankdet.data.dataset",
+    "Batch": "rankdet.data.loading.collate",
+    "Loader": "rankdet.data.loading.loader",
+    "make_loader": "rankdet.data.loading.loader",
+    "read_class_list": "rankdet.data.reading.formats",
+    "read_split": "rankdet.data.reading.formats",
+    "recognise": "rankdet.data.reading.formats",
+    "split_names": "rankdet.data.reading.formats",
+    "SyntheticDataset": "rankdet.data.synthetic.dataset",
     "DataError": "rankdet.errors",
 }
 
@@ -60,9 +66,13 @@ __all__ = [
     "DetectionDataset",
     "FileDataset",
     "FlipScaleJitter",
+    "ImageStore",
+    "JitterSettings",
+    "Loader",
     "ResizeFixed",
     "ResizeShorter",
     "SSDAugmentation",
+    "SSDSettings",
     "SyntheticDataset",
     "make_loader",
     "open_dataset",
@@ -70,6 +80,7 @@ __all__ = [
     "read_split",
     "recognise",
     "split_names",
+    "without_ignored",
 ]
 
 

@@ -12,7 +12,12 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from rankdet.data.augmentation import batched, transforms
-from rankdet.data.augmentation.packed import pack_targets, pad_images
+from rankdet.data.augmentation.packed import (
+    PackedTargets,
+    PaddedImages,
+    pack_targets,
+    padded_images,
+)
 from rankdet.data.augmentation.parameters import (
     JitterSettings,
     SSDSettings,
@@ -50,6 +55,12 @@ def random_samples(count: int, longest: int = 40) -> list[Sample]:
     return found
 
 
+def packed(batch: list[Sample], device: str = "cpu") -> tuple[PaddedImages, PackedTargets]:
+    """The samples as batched augmentation takes them."""
+    images, targets = zip(*batch, strict=True)
+    return padded_images([image.to(device) for image in images]), pack_targets(targets)
+
+
 def keys(count: int, seed: int = 0) -> list[SampleKey]:
     return [SampleKey(seed, 0, index) for index in range(count)]
 
@@ -76,9 +87,9 @@ def assert_same_target(found: Target, expected: Target) -> None:
 
 def check_ssd(batch: list[Sample], chosen: list[SampleKey], size: int, device: str = "cpu") -> None:
     """The batch, and each image on its own, on the same parameters."""
-    images, targets = pad_images([image.to(device) for image, _ in batch]), [t for _, t in batch]
-    parameters = sample_ssd(chosen, pack_targets(targets), SSDSettings())
-    pixels, moved = batched.augment_batch(images, pack_targets(targets), parameters, size)
+    images, targets = packed(batch, device)
+    parameters = sample_ssd(chosen, targets, SSDSettings())
+    pixels, moved = batched.augment_batch(images, targets, parameters, size)
     assert pixels.shape == (len(batch), 3, size, size)
     assert pixels.device.type == device
     assert pixels.min() >= 0
@@ -92,10 +103,10 @@ def check_ssd(batch: list[Sample], chosen: list[SampleKey], size: int, device: s
 
 
 def check_jitter(batch: list[Sample], chosen: list[SampleKey], device: str = "cpu") -> None:
-    images, targets = pad_images([image.to(device) for image, _ in batch]), [t for _, t in batch]
+    images, targets = packed(batch, device)
     jitter = JitterSettings(shorter=(8, 50), step=1, longest=60)
-    parameters = sample_jitter(chosen, pack_targets(targets), jitter)
-    pixels, moved = batched.jitter_batch(images, pack_targets(targets), parameters, multiple=8)
+    parameters = sample_jitter(chosen, targets, jitter)
+    pixels, moved = batched.jitter_batch(images, targets, parameters, multiple=8)
     height, width = parameters.sizes.amax(dim=0).tolist()
     assert pixels.shape == (len(batch), 3, (height + 7) // 8 * 8, (width + 7) // 8 * 8)
     for row, (image, target) in enumerate(batch):
@@ -138,7 +149,7 @@ def test_images_without_any_object_are_augmented() -> None:
 
 def test_the_thin_classes_sample_and_apply() -> None:
     batch = random_samples(6)
-    images, targets = pad_images([i for i, _ in batch]), pack_targets([t for _, t in batch])
+    images, targets = packed(batch)
     pixels, moved = batched.BatchedSSDAugmentation(20)(images, targets, keys(6))
     jitter = JitterSettings(shorter=(10, 20), step=2, longest=30)
     scaled, scaled_targets = batched.BatchedFlipScaleJitter(16, jitter)(images, targets, keys(6))
@@ -157,7 +168,7 @@ def test_the_thin_classes_sample_and_apply() -> None:
 def test_the_smallest_side_of_the_settings_is_used() -> None:
     boxes = torch.tensor([[0.0, 0.0, 20.0, 20.0], [0.0, 0.0, 20.0, 4.0]])
     image, target = make_sample(boxes, (20, 20), seed=0)
-    images, targets = pad_images([image]), pack_targets([target])
+    images, targets = packed([(image, target)])
     never = {f.name: 0 for f in dataclasses.fields(SSDSettings) if f.name.endswith("probability")}
     chain = SSDSettings(**never, crop_minimum_ious=(None,), min_side=5.0)  # type: ignore[arg-type]
     _, moved = batched.BatchedSSDAugmentation(20, chain)(images, targets, keys(1))
@@ -174,7 +185,7 @@ def test_inputs_are_left_as_they_were(
     augment: batched.BatchedSSDAugmentation | batched.BatchedFlipScaleJitter,
 ) -> None:
     batch = random_samples(3)
-    images, targets = pad_images([i for i, _ in batch]), pack_targets([t for _, t in batch])
+    images, targets = packed(batch)
     pixels_before, boxes_before = images.pixels.clone(), targets.boxes.clone()
     areas_before, state = targets.areas.clone(), torch.get_rng_state()
     augment(images, targets, keys(3))
@@ -191,14 +202,14 @@ def test_targets_of_other_images_are_refused(
     augment: batched.BatchedSSDAugmentation | batched.BatchedFlipScaleJitter,
 ) -> None:
     batch = random_samples(3)
-    images, targets = pad_images([i for i, _ in batch]), pack_targets([t for _, t in batch])
+    images, targets = packed(batch)
     with pytest.raises(ValueError, match="expected targets of images of the sizes"):
         augment(images, targets.take([1, 0, 2]), keys(3))
 
 
 def test_what_stands_around_a_padded_image_does_not_matter() -> None:
     batch = random_samples(8)
-    images, targets = pad_images([i for i, _ in batch]), pack_targets([t for _, t in batch])
+    images, targets = packed(batch)
     pixels = torch.full_like(images.pixels, 255)
     for row, (height, width) in enumerate(images.sizes.tolist()):
         pixels[row, :, :height, :width] = images.pixels[row, :, :height, :width]
@@ -216,6 +227,16 @@ def test_a_centre_on_the_edge_of_the_window_is_outside() -> None:
     parameters = dataclasses.replace(parameters, crops=torch.tensor([[2, 1, 8, 6]]))
     moved = batched.move_boxes(pack_targets([target]), parameters, size=8, min_side=1.0)
     assert moved.labels.tolist() == [4]
+
+
+def test_a_box_whose_visible_part_is_too_small_is_dropped_before_the_resize() -> None:
+    # Of the first 0.7 pixels are left in the window, which the resize would make 2.8.
+    boxes = torch.tensor([[4.5, 2.0, 5.7, 9.0], [4.5, 2.0, 6.7, 9.0]])
+    _, target = make_sample(boxes, (20, 20), seed=0)
+    parameters = sample_ssd(keys(1), pack_targets([target]), SSDSettings(expand_probability=0.0))
+    parameters = dataclasses.replace(parameters, crops=torch.tensor([[5, 0, 15, 10]]))
+    moved = batched.move_boxes(pack_targets([target]), parameters, size=40, min_side=1.0)
+    assert moved.labels.tolist() == [1]
 
 
 # --- the parts
@@ -262,7 +283,7 @@ def test_resampling_a_whole_image_is_a_resize(new_size: tuple[int, int]) -> None
 
 def test_black_and_white_stay_in_their_range() -> None:
     batch = [make_sample(torch.zeros(0, 4), (7, 9), seed) for seed in range(16)]
-    images, targets = pad_images([i for i, _ in batch]), pack_targets([t for _, t in batch])
+    images, targets = packed(batch)
     for value in (0, 255):
         flat = dataclasses.replace(images, pixels=torch.full_like(images.pixels, value))
         for augment in (
@@ -297,7 +318,7 @@ def test_a_gpu_augments_as_the_cpu_does() -> None:
 @pytest.mark.gpu
 def test_augmentation_does_not_wait_for_the_gpu() -> None:
     batch = random_samples(8)
-    images, targets = pad_images([i.cuda() for i, _ in batch]), pack_targets([t for _, t in batch])
+    images, targets = packed(batch, "cuda")
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.ops import box_iou
 
+from rankdet.data.augmentation import parameters as parameters_module
+from rankdet.data.augmentation.batched import BatchedSSDAugmentation
 from rankdet.data.augmentation.packed import pack_targets
 from rankdet.data.augmentation.parameters import (
     JitterSettings,
@@ -19,6 +22,7 @@ from rankdet.data.augmentation.parameters import (
     sample_jitter,
     sample_ssd,
 )
+from rankdet.data.augmentation.transforms import SSDAugmentation
 from rankdet.data.randomness import SampleKey
 from rankdet.structures import Target
 
@@ -90,6 +94,12 @@ def test_a_colour_factor_fills_its_range(name: str, low: float, high: float) -> 
     assert low <= values.min() < low + 0.02 * span
     assert high - 0.02 * span < values.max() <= high
     assert abs(values.mean() - (low + high) / 2) < 0.05 * span
+
+
+def test_the_crop_has_the_options_of_the_paper() -> None:
+    assert SSDSettings().crop_minimum_ious == (None, 0.1, 0.3, 0.7, 0.9, 0.0)
+    assert SSDSettings().num_tries == 50
+    assert SSDAugmentation().size == BatchedSSDAugmentation().size == 512
 
 
 def test_each_step_is_taken_half_of_the_time() -> None:
@@ -193,6 +203,24 @@ def test_every_option_is_drawn_equally_often() -> None:
     assert 0.62 < is_whole(parameters).float().mean() < 0.72
 
 
+def test_an_option_that_no_try_fulfils_is_drawn_again() -> None:
+    # The authors' code draws until an option can be fulfilled: here only "whole" and "any" can be.
+    target = make_target([[0, 0, 2, 2]])
+    options = (None, 0.7, 0.8, 0.9, 0.0)
+    settings = {"crop_sides": (0.9, 1.0), "expand_probability": 0.0}
+    parameters = sample(target, 1200, crop_minimum_ious=options, **settings)
+    can_be_cropped = ~is_whole(sample(target, 1200, crop_minimum_ious=(0.0,), **settings))
+    assert can_be_cropped.float().mean() > 0.5
+    assert 0.45 < is_whole(parameters)[can_be_cropped].float().mean() < 0.55
+
+
+def test_options_that_can_be_fulfilled_are_equally_likely() -> None:
+    target = make_target([[0, 0, 80, 60]])
+    settings = {"crop_sides": (0.9, 0.9), "expand_probability": 0.0}  # an IoU of about .81
+    parameters = sample(target, 1200, crop_minimum_ious=(None, 0.9, 0.7, 0.95), **settings)
+    assert 0.45 < is_whole(parameters).float().mean() < 0.55
+
+
 def test_no_crop_when_no_try_fits() -> None:
     target = make_target([[0, 0, 2, 2]])  # no window of a third of the image has an IoU of .9
     assert is_whole(sample(target, crop_minimum_ious=(0.9,), expand_probability=0.0)).all()
@@ -227,6 +255,35 @@ def test_objects_that_are_too_small_do_not_count() -> None:
 def test_an_image_without_objects_is_cropped_without_conditions() -> None:
     parameters = sample(make_target([]), crop_minimum_ious=(0.9,), expand_probability=0.0)
     assert not is_whole(parameters).any()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes how many numbers the largest tensor had that an operation gave."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.untyped_storage().nbytes() > 8 * self.count:
+            self.count = result.untyped_storage().nbytes() // 8
+        return result
+
+
+def test_thousands_of_objects_take_no_more_memory_than_some() -> None:
+    generator = torch.Generator().manual_seed(0)
+    corners = torch.rand(20_000, 2, generator=generator) * 400
+    crowded = make_target(torch.cat([corners, corners + 20], dim=1).tolist(), size=(420, 420))
+    with LargestTensor() as largest:
+        sample_ssd(keys(4), pack_targets([crowded] * 4), SSDSettings())
+    assert largest.count <= 4096 * 50 * 4  # of 80,000 objects, all tries and corners: 16 million
+
+
+def test_objects_in_many_parts_give_the_same_crops(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = [make_target([BOX, [0, 0, 9, 12], [2, 1, 78, 59]][: n % 4]) for n in range(100)]
+    at_once = sample_ssd(keys(100), pack_targets(targets), SSDSettings())
+    monkeypatch.setattr(parameters_module, "_OBJECTS_AT_ONCE", 2)
+    in_parts = sample_ssd(keys(100), pack_targets(targets), SSDSettings())
+    assert torch.equal(at_once.crops, in_parts.crops)
 
 
 def test_a_window_has_at_least_one_pixel() -> None:

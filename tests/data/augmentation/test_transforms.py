@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankdet.data.augmentation import transforms
+from rankdet.data.augmentation.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
 from rankdet.data.augmentation.parameters import JitterSettings, SSDParameters, SSDSettings
 from rankdet.data.augmentation.transforms import (
     FlipScaleJitter,
@@ -423,3 +424,14 @@ def test_the_chain_expands_only_images_within_the_limit(monkeypatch: pytest.Monk
     target = make_target([[0.0, 0.0, 60.0, 60.0]], (60, 90))
     SSDAugmentation(24, longest=30)(make_image(60, 90), target, KEY)
     assert seen == [(20, 30)]
+
+
+@pytest.mark.parametrize("size", [0, -5, 1.5, "64", None, (64, 64)])
+def test_a_size_that_is_none_is_refused_when_a_transform_is_made(size: Any) -> None:
+    for make in (SSDAugmentation, ResizeFixed, ResizeShorter, BatchedSSDAugmentation):
+        with pytest.raises(ValueError, match="expected a whole number of pixels above 0, got"):
+            make(size)
+    with pytest.raises(ValueError, match="longest"):
+        SSDAugmentation(64, longest=size)
+    with pytest.raises(ValueError, match="multiple"):
+        BatchedFlipScaleJitter(size)

@@ -174,10 +174,6 @@ def test_workers_that_cannot_start_are_an_error_not_a_finding(
         decode_all(paths, num_workers=1, decode=decoder.decode)
 
 
-def test_there_is_at_least_one_worker_usually() -> None:
-    assert 1 <= decoding.usual_num_workers() <= 16
-
-
 SCRIPT = """
 import functools, sys
 from rankdet import cli

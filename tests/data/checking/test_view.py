@@ -76,7 +76,7 @@ def section(*samples: view.Sample, **changes: Any) -> view.Section:
 
 
 def page(*sections: view.Section, **arguments: Any) -> Page:
-    return Page(view.write_page(sections, "some data", **arguments).decode())
+    return Page(view.render_page(sections, "some data", **arguments).decode())
 
 
 def coco(folder: Path, num_images: int = 6, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
@@ -200,7 +200,7 @@ def test_names_cannot_become_markup() -> None:
     assert result.text.count("<script>alert(1)") >= 5
     assert "49" not in result.text
     assert any(evil.rpartition("/")[2] in image["alt"] for image in result.all("img"))
-    raw = view.write_page([section(name=evil)], evil).decode()
+    raw = view.render_page([section(name=evil)], evil).decode()
     assert "<script" not in raw
 
 
@@ -209,7 +209,7 @@ def view_finding(file: str) -> Finding:
 
 
 def test_names_of_odd_bytes_can_be_written() -> None:
-    text = view.write_page([section(sample("\udcff\x00.jpg"))], "\udcfe").decode("utf-8")
+    text = view.render_page([section(sample("\udcff\x00.jpg"))], "\udcfe").decode("utf-8")
     assert "\\udcff" in text
     assert "\x00" not in text
 
@@ -315,7 +315,7 @@ def test_a_foreign_file_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_every_page_bears_the_mark() -> None:
-    assert view.MARK.encode() in view.write_page([section()], "x" * 500)[:1000]
+    assert view.MARK.encode() in view.render_page([section()], "x" * 500)[:1000]
 
 
 def test_the_command_says_where_the_page_is(tmp_path: Path) -> None:

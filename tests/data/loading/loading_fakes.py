@@ -78,7 +78,7 @@ def act(fault: str) -> None:
     if fault == "own error":
         raise OwnError("two", "words")
     if fault == "slow":
-        time.sleep(1.2)
+        time.sleep(0.7)  # longer than twice the poll of the tests
     if fault == "hang":
         time.sleep(1000)
     if fault == "exit":

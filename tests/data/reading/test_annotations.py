@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -235,7 +236,25 @@ def test_a_size_that_differs_by_the_exif_rotation_is_explained(tmp_path):
 def test_an_image_that_loses_all_its_boxes_is_kept_and_noted():
     findings = Findings()
     assert len(assemble([raw_image("100x50.jpg", OUTSIDE)], findings)) == 1
-    assert findings.counts == {"box-outside": 1, "no-objects": 1}
+    assert findings.counts == {"box-outside": 1, "all-objects-dropped": 1}
+
+
+@pytest.mark.usefixtures("fake_header")
+def test_what_a_reader_has_dropped_is_not_taken_for_nothing():
+    findings = Findings()
+    assemble([replace(raw_image("100x50.jpg"), num_dropped=2)], findings)
+    assert findings.counts == {"all-objects-dropped": 1}
+    findings = Findings()
+    assemble([raw_image("100x50.jpg")], findings)
+    assert findings.counts == {"no-objects": 1}
+
+
+@pytest.mark.usefixtures("fake_header")
+def test_a_message_rounds_the_edges_of_a_box():
+    findings = Findings()
+    box = (10.0, 20.0, 240.01000000000002, 30.1)
+    assemble([raw_image("100x50.jpg", box)], findings)
+    assert findings.examples["box-outside"][0].value == "(10.0, 20.0, 240.01, 30.1)"
 
 
 @pytest.mark.usefixtures("fake_header")

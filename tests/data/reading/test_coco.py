@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rankdet.bench.bad_data import fingerprint
 from rankdet.data.reading import coco, coco_json
 from rankdet.data.reading.annotations import Annotations, assemble
 from rankdet.data.reading.findings import Findings
@@ -62,14 +64,6 @@ def write(root: Path, content: Any = None, file: str = JSON, images: str = "trai
     return root
 
 
-def state(root: Path) -> dict[str, tuple[bytes, int]]:
-    return {
-        str(path): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in root.rglob("*")
-        if path.is_file()
-    }
-
-
 def parse(path: Path, split: str = "train2017", **options: Any) -> tuple[Parsed, Findings]:
     findings = Findings()
     options = {"classes": None, "allow_outside": False, **options}
@@ -80,12 +74,12 @@ def read(
     path: Path, split: str = "train2017", **options: Any
 ) -> tuple[Parsed, Annotations, Findings]:
     """Everything, with the checks that hold for every data set."""
-    before = state(path if path.is_dir() else path.parent)
+    before = fingerprint(path if path.is_dir() else path.parent)
     parsed, findings = parse(path, split, **options)
-    annotations = assemble(parsed.images, findings)
+    annotations = assemble(parsed.images, findings, is_annotated=parsed.is_annotated)
     assert findings.images.reconciles()
     assert findings.objects.reconciles()
-    assert state(path if path.is_dir() else path.parent) == before
+    assert fingerprint(path if path.is_dir() else path.parent) == before
     return parsed, annotations, findings
 
 
@@ -138,12 +132,15 @@ def test_an_image_without_annotations_is_background(tmp_path: Path) -> None:
 
 
 def test_the_key_ignore_counts_as_crowd(tmp_path: Path) -> None:
-    content = document(annotations=[annotation(1, 7, ignore=1), annotation(2, 7, ignore=0)])
-    _, annotations, _ = read(write(tmp_path, content))
-    assert annotations.is_ignored.tolist() == [True, False]
+    values = (1, 0, True, "no")
+    items = [annotation(i, 7, ignore=value) for i, value in enumerate(values, start=1)]
+    _, annotations, _ = read(write(tmp_path, document(annotations=items)))
+    assert annotations.is_ignored.tolist() == [True, False, True, False]
 
 
-@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 2), (0, 90), (-3, 7), (2.0, 4)])
+@pytest.mark.parametrize(
+    ("first", "second"), [(0, 1), (1, 2), (0, 90), (-3, 7), (2.0, 4), (1 - 2**31, 2**31 - 1)]
+)
 def test_category_ids_may_be_any_whole_numbers(tmp_path: Path, first: int, second: int) -> None:
     categories = [{"id": second, "name": "dog"}, {"id": first, "name": "cat"}]
     content = document(
@@ -229,6 +226,41 @@ def test_a_missing_image_is_named_where_it_should_be(tmp_path: Path) -> None:
     assert findings.objects.dropped == {"image-missing": 2}
 
 
+def test_a_missing_image_is_named_in_a_folder_that_exists_and_with_slashes(tmp_path: Path) -> None:
+    images = [image_entry(7, "sub\\gone.png"), image_entry(3, "b.png")]
+    _, _, findings = read(write(tmp_path, document(images=images), images="images"))
+    (missing,) = findings.examples["image-missing"]
+    assert missing.file == str(tmp_path / "images" / "sub" / "gone.png")
+
+
+def test_a_link_to_nowhere_is_a_missing_image_even_if_another_folder_has_one(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, images="images")
+    write(tmp_path)
+    (tmp_path / "train2017" / "a.png").unlink()
+    (tmp_path / "train2017" / "a.png").symlink_to("gone.png")
+    _, annotations, findings = read(tmp_path)
+    assert names(annotations) == ["b.png"]
+    assert findings.images.dropped == {"image-missing": 1}
+
+
+def test_images_that_vanish_after_the_annotations_are_read_are_missing(tmp_path: Path) -> None:
+    parsed, findings = parse(write(tmp_path / "set"))
+    shutil.rmtree(tmp_path / "set")
+    assert len(assemble(parsed.images, findings)) == 0
+    first = findings.examples["image-missing"][0]
+    assert first.file == str(tmp_path / "set" / "train2017" / "a.png")
+
+
+def test_the_folder_above_is_outside_too(tmp_path: Path) -> None:
+    content = document(images=[5, image_entry(7, ".."), image_entry(3, "b.png")])
+    _, annotations, findings = read(write(tmp_path, content))
+    assert names(annotations) == ["b.png"]
+    (outside,) = findings.examples["image-outside"]
+    assert (outside.where, outside.value) == ("images[1]", "'..'")
+
+
 @pytest.mark.parametrize("name", ["../secret.png", "/etc/secret.png", "..\\secret.png"])
 def test_a_file_name_that_leads_outside_is_refused_unless_allowed(
     tmp_path: Path, name: str
@@ -299,7 +331,7 @@ def test_test_dev_has_no_annotations_and_its_images_are_those_of_the_test_set(
         assert not parsed.is_annotated
         assert parsed.category_ids == (1, 5)
         assert len(annotations) == 2
-        assert set(findings.counts) == {"no-objects"}
+        assert not findings.counts
 
 
 def test_annotations_win_over_a_list_of_images(tmp_path: Path) -> None:
@@ -326,12 +358,57 @@ def test_a_folder_for_each_split_with_its_file_beside_the_images(tmp_path: Path)
     assert len(read(tmp_path / "train", "all")[1]) == 2
 
 
+def test_the_images_of_a_splits_folder_may_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path, file="train/_annotations.coco.json", images="train/images")
+    assert read(tmp_path, "train")[1].path(0) == tmp_path / "train" / "images" / "a.png"
+
+
+def test_the_folder_of_annotations_wins_over_a_file_beside_the_images(tmp_path: Path) -> None:
+    write(tmp_path, document(images=[]), "train/_annotations.coco.json", "train")
+    write(tmp_path, file="annotations/instances_train.json", images="train")
+    assert len(read(tmp_path, "train")[1]) == 2
+
+
+def test_a_folder_is_no_annotation_file(tmp_path: Path) -> None:
+    (write(tmp_path) / "annotations" / "instances_old.json").mkdir()
+    assert coco.split_names(tmp_path) == ("train2017",)
+
+
+def test_a_data_set_may_be_called_like_its_split(tmp_path: Path) -> None:
+    assert len(read(write(tmp_path / "train2017"), "train2017")[1]) == 2
+
+
+def test_a_list_of_images_by_itself_is_not_annotated(tmp_path: Path) -> None:
+    content = document()
+    del content["annotations"]
+    path = write(tmp_path, content, "x/image_info_test2017.json", "test2017") / "x"
+    for split in ("all", "test2017", "image_info_test2017"):
+        parsed, annotations, findings = read(path / "image_info_test2017.json", split)
+        assert not parsed.is_annotated
+        assert len(annotations) == 2
+        assert not findings.counts
+
+
+def test_the_folder_above_one_json_file_is_not_searched_itself(tmp_path: Path) -> None:
+    path = write(tmp_path, file="x/set.json", images=".") / "x/set.json"
+    assert read(path, "all")[2].images.dropped == {"image-missing": 2}
+
+
+def test_one_json_file_may_be_named_from_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path / "annotations")
+    assert len(read(Path("instances_train2017.json"), "all")[1]) == 2
+
+
 @pytest.mark.parametrize(
     ("file", "images"),
     [
         ("x/set.json", "x"),
         ("x/set.json", "x/images"),
         ("x/set.json", "x/set"),
+        ("x/SET.JSON", "x"),
         ("annotations/instances_val2017.json", "val2017"),
         ("annotations/instances_val2017.json", "images/val2017"),
         ("annotations/instances_val2017.json", "images"),
@@ -384,7 +461,22 @@ def test_objects_of_a_class_that_is_not_given_are_unknown(tmp_path: Path) -> Non
 
 
 def test_given_classes_of_which_the_file_has_none_are_refused(tmp_path: Path) -> None:
-    assert refused(write(tmp_path), classes=("bird",)).code == "classes-differ"
+    error = refused(write(tmp_path), classes=("bird",))
+    assert error.code == "classes-foreign"
+    assert "cat, dog" in error.detail
+
+
+def test_an_image_whose_annotations_are_all_dropped_is_not_said_to_have_none(
+    tmp_path: Path,
+) -> None:
+    content = document()
+    content["annotations"][1]["bbox"] = [1, 2, "wide", 4]  # the only one of image 3
+    findings = read(write(tmp_path, content))[2]
+    assert findings.counts == {"box-not-a-number": 1, "all-objects-dropped": 1}
+    assert findings.examples["all-objects-dropped"][0].where == "images[1]"
+    content["annotations"][1]["image_id"] = 99
+    findings = read(write(tmp_path, content))[2]
+    assert findings.counts == {"annotation-unknown-image": 1, "no-objects": 1}
 
 
 def test_a_category_0_that_only_groups_the_others_is_left_out(tmp_path: Path) -> None:
@@ -399,6 +491,18 @@ def test_a_category_0_that_only_groups_the_others_is_left_out(tmp_path: Path) ->
     assert findings.counts == {"category-left-out": 1}
     parsed, _, _ = read(tmp_path, classes=("cat", "dog", "pets"))
     assert parsed.category_ids == (1, 5, 0)
+    parsed, _, findings = read(tmp_path, classes=("dog", "cat"))
+    assert parsed.category_ids == (5, 1)
+    assert findings.counts == {"category-left-out": 1}
+
+
+def test_in_a_test_set_nobody_knows_whether_category_0_has_objects(tmp_path: Path) -> None:
+    group = {"id": 0, "name": "pets", "supercategory": "none"}
+    content = document(categories=[group, {"id": 1, "name": "cat", "supercategory": "pets"}])
+    write(tmp_path, content, "annotations/image_info_test2017.json", "test2017")
+    parsed, _, findings = read(tmp_path, "test2017")
+    assert parsed.classes == ("pets", "cat")
+    assert not findings.counts
 
 
 @pytest.mark.parametrize("change", ["has objects", "no group", "other id"])
@@ -433,6 +537,7 @@ def test_any_other_category_is_kept(tmp_path: Path, change: str) -> None:
         (document(categories=[{"id": "1", "name": "cat"}]), "categories[0]", "id"),
         (document(categories=[{"id": True, "name": "cat"}]), "categories[0]", "id"),
         (document(categories=[{"id": 10**30, "name": "cat"}]), "categories[0]", "id"),
+        (document(categories=[{"id": -(2**31), "name": "cat"}]), "categories[0]", "id"),
         (document(categories=[{"id": 1}]), "categories[0]", "name"),
         (document(categories=[{"id": 1, "name": " "}]), "categories[0]", "name"),
         (document(categories=[{"id": 1, "name": 5}]), "categories[0]", "name"),
@@ -456,6 +561,10 @@ def test_a_file_that_is_no_coco_is_refused(
     code = "classes-invalid" if where else "json-structure"
     assert (error.code, error.where, error.field) == (code, where, field)
     assert error.file.endswith(JSON)
+    if field in ("images", "annotations", "categories") and field not in content:
+        assert error.detail == "It is missing."
+    elif field in ("images", "annotations"):
+        assert error.detail == "It is not a list."
 
 
 def test_broken_json_is_refused(tmp_path: Path) -> None:
@@ -499,6 +608,14 @@ def test_an_invalid_image_entry_is_skipped_with_its_objects(
     assert findings.counts["annotation-unknown-image"] == 2 - num_lost
 
 
+def test_entries_with_invalid_names_are_not_the_same_image(tmp_path: Path) -> None:
+    content = document(images=[image_entry(7, None), image_entry(3, " "), {"file_name": "a.png"}])
+    _, _, findings = read(write(tmp_path, content))
+    assert findings.images.dropped == {"image-entry-invalid": 3}
+    details = {found.detail for found in findings.examples["image-entry-invalid"]}
+    assert details == {"It must be the name of a file.", "It is missing."}
+
+
 def test_an_image_id_used_twice_belongs_to_the_first(tmp_path: Path) -> None:
     content = document(images=[image_entry(7, "a.png"), image_entry(7, "b.png")])
     content["annotations"] = [annotation(1, 7), annotation(2, 7)]
@@ -514,6 +631,17 @@ def test_a_file_listed_twice_is_skipped_the_second_time_with_its_objects(tmp_pat
     _, annotations, findings = read(write(tmp_path, content))
     assert annotations.image_ids.tolist() == [7]
     assert findings.objects.dropped == {"image-entry-twice": 1}
+
+
+@pytest.mark.parametrize("spelling", ["./a.png", "x/../a.png", ".\\a.png"])
+def test_another_spelling_of_a_listed_file_is_the_same_file(tmp_path: Path, spelling: str) -> None:
+    content = document(images=[image_entry(7, "a.png"), image_entry(3, spelling)])
+    _, annotations, findings = read(write(tmp_path, content))
+    assert annotations.image_ids.tolist() == [7]
+    assert findings.images.dropped == {"image-entry-twice": 1}
+    assert findings.objects.dropped == {"image-entry-twice": 1}
+    (fault,) = findings.examples["image-entry-twice"]
+    assert (fault.where, fault.field, fault.value) == ("images[1]", "file_name", repr(spelling))
 
 
 def test_an_overlong_file_name_is_a_finding(tmp_path: Path) -> None:
@@ -581,6 +709,7 @@ def test_an_invalid_size_is_a_fault_but_the_image_is_used(tmp_path: Path, side: 
         ({"category_id": "1"}, "class-unknown", "category_id"),
         ({"category_id": [1]}, "class-unknown", "category_id"),
         ({"bbox": None}, "field-missing", "bbox"),
+        ({"bbox": 5}, "box-not-a-number", "bbox"),
         ({"bbox": []}, "box-not-a-number", "bbox"),
         ({"bbox": [1, 2, 3]}, "box-not-a-number", "bbox"),
         ({"bbox": [1, 2, 3, 4, 5]}, "box-not-a-number", "bbox"),
@@ -591,6 +720,8 @@ def test_an_invalid_size_is_a_fault_but_the_image_is_used(tmp_path: Path, side: 
         ({"bbox": [1, 2, None, 4]}, "box-not-a-number", "bbox"),
         ({"bbox": [1, 10**400, 3, 4]}, "box-not-finite", "bbox"),
         ({"bbox": [-(10**400), 2, 3, 4]}, "box-not-finite", "bbox"),
+        ({"bbox": [1, 2, 10**400, 4]}, "box-not-finite", "bbox"),
+        ({"bbox": [1, 2, 3, 10**400]}, "box-not-finite", "bbox"),
         ({"bbox": [1, 2, -3, 4]}, "box-swapped", "bbox"),
         ({"bbox": [1, 2, 3, -4]}, "box-swapped", "bbox"),
         ({"bbox": [1, 2, 0, 4]}, "box-zero-area", "box"),
@@ -616,6 +747,21 @@ def test_an_invalid_annotation_is_dropped(
     assert findings.objects.seen == 3
 
 
+def test_the_finding_for_an_annotation_says_what_is_wrong_and_the_start_of_its_id(
+    tmp_path: Path,
+) -> None:
+    content = document(annotations=[annotation("x" * 1000, 7, iscrowd=2)])
+    (fault,) = read(write(tmp_path, content))[2].examples["field-invalid"]
+    assert fault.detail == f"It must be 0 or 1. The annotation's id is {'x' * 40}."
+
+
+def test_the_objects_of_an_image_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    items = [annotation(i, 7 if i % 3 else 3, area=i) for i in range(1, 301)]
+    _, annotations, _ = read(write(tmp_path, document(annotations=items)))
+    expected = [i for i in range(1, 301) if i % 3] + list(range(3, 301, 3))
+    assert annotations.areas.tolist() == expected
+
+
 def test_a_number_too_large_for_json_is_not_finite(tmp_path: Path) -> None:
     write(tmp_path)
     text = json.dumps(document()).replace("[8, 4, 16, 12]", "[8, 4, 1e999, 12]")
@@ -634,14 +780,15 @@ def test_an_annotation_that_is_no_object_is_dropped(tmp_path: Path, item: Any) -
 
 def test_a_missing_iscrowd_is_0_with_one_note_for_the_file(tmp_path: Path) -> None:
     content = document()
+    content["annotations"].append(annotation(4, 99))
     for item in content["annotations"][:2]:
         del item["iscrowd"]
     _, annotations, findings = read(write(tmp_path, content))
     assert annotations.is_ignored.tolist() == [False, True, False]
-    assert findings.counts == {"annotation-field-default": 1}
+    assert findings.counts == {"annotation-field-default": 1, "annotation-unknown-image": 1}
     (note,) = findings.examples["annotation-field-default"]
     assert note.field == "iscrowd"
-    assert "2 of 3" in note.detail
+    assert "2 of 4" in note.detail
 
 
 @pytest.mark.parametrize(

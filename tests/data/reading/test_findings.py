@@ -114,9 +114,10 @@ def test_an_image_that_is_skipped_after_all_keeps_the_counts_right():
     findings = Findings()
     findings.images = Tally(seen=2, used=2)
     findings.objects = Tally(seen=5, used=5)
-    findings.num_ignored = 2
-    findings.unuse_image(Finding.of("image-truncated", file="a"), num_objects=3, num_ignored=1)
-    assert (findings.images.used, findings.objects.used, findings.num_ignored) == (1, 2, 1)
+    findings.num_ignored = 4
+    findings.unuse_image(Finding.of("image-truncated", file="a"), num_objects=3, num_ignored=2)
+    assert (findings.images.used, findings.objects.used, findings.num_ignored) == (1, 2, 2)
+    assert findings.objects.dropped == {"image-truncated": 3}
     assert findings.images.reconciles()
     assert findings.objects.reconciles()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -155,6 +157,13 @@ def test_two_formats_at_once_must_be_told_apart(
     assert "voc and like yolo" in str(caught.value)
     assert "--format" in str(caught.value)
     assert reads(devkit, "2007_test", format="voc").format == "voc"
+    error = refused("format-differs", devkit, "2007_test", format="coco")
+    assert "It looks like VOC and like YOLO." in error.detail
+
+
+def test_a_pipe_is_no_data_set(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert unrecognised(tmp_path / "pipe").startswith("Looked for")
 
 
 def test_what_the_system_says_in_a_reader_is_told(
@@ -179,7 +188,64 @@ def test_a_format_that_does_not_exist_is_a_value_error(devkit: Path) -> None:
 
 
 def test_a_format_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    assert "JPEGImages" in str(refused("data-unrecognised", tmp_path, "train", format="voc"))
+    for folder in (tmp_path, write_coco(tmp_path / "coco", {"train2017": ["a"]})):
+        error = refused("format-differs", folder, "train2017", format="voc")
+        assert "JPEGImages" in error.detail
+        assert "data.yaml" not in error.detail
+        assert ("It looks like COCO." in error.detail) == (folder.name == "coco")
+        with pytest.raises(DataError) as caught:
+            formats.split_names(folder, "yolo")
+        assert caught.value.code == "format-differs"
+        assert "data.yaml" in caught.value.detail
+
+
+# What is no data set
+
+
+def unrecognised(path: Path) -> str:
+    """The detail for a path of which no format is recognised."""
+    with pytest.raises(DataError) as caught:
+        formats.recognise(path)
+    assert caught.value.code == "data-unrecognised"
+    return caught.value.detail
+
+
+def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
+    assert "The folder is empty." in unrecognised(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    assert "empty" not in unrecognised(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.TAR", "a.tar.gz", "a.json.gz", "a.rar", "a.7z"])
+def test_an_archive_must_be_unpacked(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("x")
+    assert "Unpack it first." in unrecognised(tmp_path / name)
+    assert f"the archive {name}. Unpack it first." in unrecognised(tmp_path)
+    (tmp_path / name).rename(tmp_path / "notes.txt")
+    assert "Unpack" not in unrecognised(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "gztar", "bztar", "xztar"])
+def test_an_archive_is_known_by_its_content_too(tmp_path: Path, kind: str) -> None:
+    folder = write_coco(tmp_path / "coco", {"train2017": ["a"]})
+    packed = Path(shutil.make_archive(str(tmp_path / "packed"), kind, folder))
+    for name in ("packed.json", "data.yaml", "packed"):
+        packed = packed.rename(tmp_path / name)
+        assert "Unpack it first." in unrecognised(packed)
+        error = refused("format-differs", packed, "train", format="coco")
+        assert "Unpack it first." in error.detail
+
+
+def test_inside_of_a_data_set_the_folder_above_is_meant(tmp_path: Path, devkit: Path) -> None:
+    coco = write_coco(tmp_path / "coco", {"train2017": ["a"]})
+    year = devkit / "VOC2007"
+    parts = [year / name for name in ("Annotations", "ImageSets", "JPEGImages")]
+    for folder in (coco / "annotations", *parts):
+        assert "Give the folder above." in unrecognised(folder)
+    assert "above" not in unrecognised(coco / "train2017")
+    (tmp_path / "other" / "images").mkdir(parents=True)
+    (tmp_path / "other" / "images" / "a.txt").write_text("x")
+    assert "above" not in unrecognised(tmp_path / "other" / "images")
 
 
 # One split
@@ -201,8 +267,12 @@ def test_an_unknown_split_is_refused_with_those_that_exist(devkit: Path) -> None
     assert error.detail.startswith("Did you mean '2007_trainval'?")
     for name in formats.split_names(devkit):
         assert name in error.detail
-    for split in ("", "2007_test+", "2007_test+xyz", "2007_test++2012_test"):
+    for split in ("", "+", "2007_test+", "2007_test+xyz", "2007_test++2012_test"):
         assert refused("split-unknown", devkit, split).field == "split"
+    for split, text in (("", "The name is empty."), ("+", "A part of the sum has no name.")):
+        error = refused("split-unknown", devkit, split)
+        assert (error.value, error.detail.startswith(text)) == (repr(split), True)
+        assert "2007_trainval" in error.detail
 
 
 def test_an_unknown_split_of_a_data_set_without_any(

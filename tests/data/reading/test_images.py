@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
+from rankdet.bench.bad_data import fingerprint
 from rankdet.data.reading import images
 from rankdet.data.reading.images import Header, decode, image_findings, read_header
 from rankdet.errors import DataError
@@ -414,9 +415,17 @@ def test_a_png_may_tell_its_orientation_before_or_after_its_pixels(tmp_path, kin
     assert read_header(path).orientation == 6
 
 
+def test_other_data_may_stand_between_the_pixels_and_the_orientation(tmp_path):
+    between = chunk(b"tEXt", b"date:create\0now")
+    path = tmp_path / "a.png"
+    path.write_bytes(png(9, 5, before=between, after=between + chunk(b"iTXt", XMP) + between))
+    assert decoded(path).shape == (9, 5, 3)
+
+
 def test_the_header_of_a_png_is_read_without_its_pixels(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
-    path.write_bytes(png(9, 5, after=chunk(b"tEXt", b"date:create\0now")))
+    text = chunk(b"tEXt", b"date:create\0now")
+    path.write_bytes(png(5, 9, before=chunk(b"iTXt", XMP), after=text))
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda *_: pytest.fail("it was decoded"))
     assert read_header(path).width == 9
 
@@ -429,6 +438,14 @@ def test_broken_exif_data_count_as_none(tmp_path, picture, exif):
     path.write_bytes(encoded(picture, "JPEG", exif=exif))
     with warnings.catch_warnings(record=True):
         assert decoded(path).shape == (HEIGHT, WIDTH, 3)
+
+
+def test_exif_data_on_which_the_library_fails_count_as_none(tmp_path, picture, monkeypatch):
+    path = tmp_path / "a.png"
+    picture.save(path)
+    monkeypatch.setattr(Image.Image, "getexif", lambda *_: _raise(SyntaxError("not a TIFF file")))
+    np.testing.assert_array_equal(decoded(path), np.asarray(picture))
+    assert read_header(path).orientation == 1
 
 
 @pytest.mark.parametrize("orientation", [0, 9, 255])
@@ -447,10 +464,11 @@ def test_orientations_that_do_not_exist_count_as_none(tmp_path, picture, orienta
 GREY = np.arange(HEIGHT * WIDTH, dtype=np.uint16).reshape(HEIGHT, WIDTH) * 170
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("format", ["PNG", "TIFF"])
-def test_16_bit_grey_gives_the_upper_8_bits(tmp_path, format):
+def test_16_bit_grey_gives_the_upper_8_bits(tmp_path, format, order):
     path = tmp_path / f"a.{format.lower()}"
-    Image.fromarray(GREY).save(path)
+    Image.fromarray(GREY.astype(f"{order}u2")).save(path)
     np.testing.assert_array_equal(decoded(path), np.repeat((GREY >> 8)[:, :, None], 3, axis=2))
     assert notes(path) == ["image-16-bit"]
 
@@ -463,12 +481,12 @@ def test_16_bit_colour_gives_the_upper_8_bits(tmp_path):
     np.testing.assert_array_equal(decoded(path), values >> 8)
 
 
-def tiff(tags: dict[int, tuple[int, int]], data: bytes) -> bytes:
-    """A TIFF by hand: tags as number: (type, value); the pixels stand at byte 8."""
+def tiff(tags: dict[int, tuple[int, ...]], data: bytes) -> bytes:
+    """A TIFF by hand: tags as number: (type, values); the pixels stand at byte 8."""
     entries = {273: (4, 8), 277: (3, 1), 279: (4, len(data)), 259: (3, 1), 262: (3, 1), **tags}
     directory = struct.pack("<H", len(entries)) + b"".join(
-        struct.pack("<HHII", tag, *[kind, 1, value])
-        for tag, (kind, value) in sorted(entries.items())
+        struct.pack("<HHII", tag, kind, len(values), sum(v << 16 * i for i, v in enumerate(values)))
+        for tag, (kind, *values) in sorted(entries.items())
     )
     return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + directory + bytes(4)
 
@@ -538,6 +556,21 @@ def test_transparent_places_are_white(tmp_path):
         assert pixels[5, 5].tolist() == [200, 0, 0]
     Image.new("LA", (9, 9), (0, 0)).save(tmp_path / "b.png")
     assert decoded(tmp_path / "b.png").min() == 255
+
+
+def test_grey_that_was_multiplied_with_its_transparency_is_read(tmp_path):
+    """Pillow opens such a TIFF in the mode "La", which it converts to "LA" alone."""
+    tags = {256: (4, 3), 257: (4, 1), 258: (3, 8, 8), 277: (3, 2), 338: (3, 1)}
+    path = tmp_path / "a.tif"
+    path.write_bytes(tiff(tags, bytes([100, 255, 0, 0, 50, 127])))
+    assert read_header(path).mode == "La"
+    assert decoded(path)[0, :, 0].tolist() == [100, 255, 178]
+
+
+def test_a_palette_with_transparency_for_each_pixel_is_put_on_white():
+    image = Image.new("PA", (2, 1))
+    image.putpixel((1, 0), (0, 255))
+    assert images._band_rgb(image, 8)[0].tolist() == [[255] * 3, [0] * 3]
 
 
 def test_a_transparent_colour_of_a_palette_or_of_rgb_is_white(tmp_path):
@@ -620,6 +653,8 @@ def test_thin_images_are_read_and_noted(tmp_path, size, is_thin):
     Image.new("RGB", size).save(path)
     decoded(path)
     assert ("image-thin" in notes(path)) == is_thin
+    for finding in image_findings(path, read_header(path)):
+        assert (finding.field, finding.value) == ("size", str(size))
 
 
 def test_the_limit_of_pixels_is_inclusive_and_named(tmp_path):
@@ -639,6 +674,32 @@ def test_a_raised_limit_is_not_stopped_by_pillows_own(tmp_path, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert decode(path, max_pixels=5000).shape == (50, 100, 3)
+
+
+def test_pillows_limit_may_be_switched_off_and_ours_still_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    path = tmp_path / "a.png"
+    Image.new("RGB", (30, 20)).save(path)
+    assert decode(path).shape == (20, 30, 3)
+    refused(path, "image-too-large", max_pixels=599)
+    assert Image.MAX_IMAGE_PIXELS is None
+
+
+def test_pillows_limit_is_never_lowered(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    path = tmp_path / "a.png"
+    Image.new("RGB", (9, 9)).save(path)
+    decode(path, max_pixels=100)
+    assert Image.MAX_IMAGE_PIXELS == 1000
+
+
+def test_an_image_beyond_pillows_limit_is_refused_with_its_pixels(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    path = tmp_path / "a.png"
+    Image.new("RGB", (30, 20)).save(path)
+    error = refused(path, "image-too-large", max_pixels=99)
+    assert error.value == "'600 pixels'"
+    assert "The limit is 99 pixels." in str(error)
 
 
 MEASURE = """
@@ -684,7 +745,8 @@ def gif_with_screen(width: int, height: int) -> bytes:
 def test_bombs_are_refused_for_little_time_and_memory(tmp_path):
     claim, screen = png(60000, 60000, b"x"), gif_with_screen(65535, 65535)
     real = png(11000, 5000, bytes(11001 * 5000), colour=0)
-    outcomes, seconds, megabytes = measured(tmp_path, [claim, real, screen])
+    warned = png(10000, 10000, b"x")  # beyond Pillow's limit, but not beyond twice of it
+    outcomes, seconds, megabytes = measured(tmp_path, [claim, real, screen, warned])
     assert outcomes == {"image-too-large"}
     assert seconds < 1
     assert megabytes < 30
@@ -728,13 +790,13 @@ def test_a_tiff_with_many_tags_pages_or_a_loop_is_read_soon_or_refused(tmp_path)
         assert time.process_time() - started < 2
 
 
-def test_reading_changes_no_file(tmp_path, picture, tree_state):
+def test_reading_changes_no_file(tmp_path, picture):
     for name in ("a.jpg", "a.png", "a.tif", "a.gif", "a.webp", "a.bmp"):
         picture.save(tmp_path / name)
-    before = tree_state(tmp_path)
+    before = fingerprint(tmp_path)
     for path in tmp_path.iterdir():
         decoded(path)
-    assert tree_state(tmp_path) == before
+    assert fingerprint(tmp_path) == before
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs a list of open files")

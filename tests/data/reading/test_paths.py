@@ -24,6 +24,8 @@ def folder(tmp_path: Path) -> Path:
     [
         "a.jpg",
         "sub/b.jpg",
+        "",
+        "sub/..",
         "./a.jpg",
         "sub/../a.jpg",
         "missing/x.jpg",
@@ -49,6 +51,11 @@ def test_names_inside_are_the_folder_joined_with_the_name(folder, name):
 def test_names_outside_are_refused_unless_allowed(folder, name):
     assert contained(folder, name) is None
     assert contained(folder, name, allow_outside=True) == folder / name
+
+
+def test_everything_lies_inside_of_the_root_of_the_disk():
+    assert contained(Path("/"), "nowhere/a.jpg") == Path("/nowhere/a.jpg")
+    assert contained(Path("/"), "../a.jpg") == Path("/../a.jpg")
 
 
 def test_an_absolute_name_inside_is_fine(folder):

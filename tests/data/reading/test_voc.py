@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankdet.data.reading import voc, voc_xml
+from rankdet.data.reading import voc, voc_classes, voc_files, voc_xml
 from rankdet.data.reading.annotations import assemble
 from rankdet.data.reading.findings import Findings
 from rankdet.errors import DataError
@@ -79,7 +79,7 @@ def read(
     """What the reader and `assemble` make of a split, after a look at the counts."""
     findings = Findings()
     parsed = voc.parse(path, split, classes=classes, findings=findings, allow_outside=allow_outside)
-    annotations = assemble(parsed.images, findings)
+    annotations = assemble(parsed.images, findings, is_annotated=parsed.is_annotated)
     assert findings.images.reconciles()
     assert findings.objects.reconciles()
     assert findings.images.seen == parsed.num_images
@@ -241,11 +241,30 @@ def test_difficult_objects_are_kept_and_ignored(tmp_path: Path) -> None:
     assert result.findings.num_ignored == 1
 
 
-@pytest.mark.parametrize("value", ["2", "yes", "Unspecified", "", "1.0", "-1"])
+@pytest.mark.parametrize(
+    ("value", "is_ignored"), [("true", True), ("TRUE", True), ("False", False), (" 1 ", True)]
+)
+def test_difficult_may_be_true_or_false(tmp_path: Path, value: str, is_ignored: bool) -> None:
+    result = read_one(tmp_path, an_object(difficult=f"<difficult>{value}</difficult>"))
+    assert result.annotations.is_ignored.tolist() == [is_ignored]
+    assert result.counts == {}
+
+
+@pytest.mark.parametrize("value", ["Unspecified", "unspecified", "", " "])
+def test_difficult_that_nobody_filled_in_is_0_with_a_note(tmp_path: Path, value: str) -> None:
+    result = read_one(tmp_path, an_object(difficult=f"<difficult>{value}</difficult>"))
+    assert result.annotations.is_ignored.tolist() == [False]
+    note = only(result, "annotation-field-default")
+    assert (note.where, note.field, note.detail) == ("object[1]", "difficult", "Taken as 0.")
+    assert result.findings.num_faults == 0
+
+
+@pytest.mark.parametrize("value", ["2", "yes", "maybe", "1.0", "-1"])
 def test_any_other_value_of_difficult_drops_the_object(tmp_path: Path, value: str) -> None:
     result = read_one(tmp_path, an_object(difficult=f"<difficult>{value}</difficult>"))
     finding = only(result, "field-invalid")
     assert (finding.where, finding.field, finding.value) == ("object[1]", "difficult", repr(value))
+    assert finding.detail == "It must be 0 or 1."
     assert result.findings.objects.dropped == {"field-invalid": 1}
 
 
@@ -259,6 +278,13 @@ def test_an_object_without_a_name_is_dropped(tmp_path: Path, head: str) -> None:
     result = read_one(tmp_path, f"<object>{head}{box()}</object>")
     finding = only(result, "field-missing")
     assert (finding.where, finding.field) == ("object[1]", "name")
+
+
+def test_the_longest_name_and_the_longest_number_are_read(tmp_path: Path) -> None:
+    annotation = xml(an_object("n" * 200, box(xmin="0" * 99 + "5")))
+    result = read(write_year(tmp_path / "VOC2012", {"a": annotation}), classes=None)
+    assert result.parsed.classes == ("n" * 200,)
+    assert result.annotations.boxes.tolist() == [[4, 0, 10, 10]]
 
 
 def test_a_name_of_endless_length_is_no_name(tmp_path: Path) -> None:
@@ -327,6 +353,89 @@ def test_an_image_without_objects_is_background(tmp_path: Path) -> None:
     assert result.names == ["a"]
 
 
+def test_an_image_that_loses_all_objects_is_not_said_to_have_none(tmp_path: Path) -> None:
+    result = read_one(tmp_path, an_object(bndbox=box(xmin="left")))
+    assert result.counts == {"box-not-a-number": 1, "all-objects-dropped": 1}
+
+
+# Tags that are almost right
+
+
+@pytest.mark.parametrize(
+    ("bad", "where", "tag"),
+    [
+        (an_object().replace("object>", "Object>"), "Object[2]", "Object"),
+        (an_object().replace("name>", "Name>"), "object[2]", "Name"),
+        (an_object().replace("bndbox>", "BndBox>"), "object[2]", "BndBox"),
+        (an_object(difficult="<DIFFICULT>1</DIFFICULT>"), "object[2]", "DIFFICULT"),
+        (an_object().replace("xmin>", "XMin>"), "object[2]/bndbox", "XMin"),
+    ],
+)
+def test_a_tag_in_other_letters_drops_its_object(
+    tmp_path: Path, bad: str, where: str, tag: str
+) -> None:
+    result = read_one(tmp_path, an_object(), bad, an_object("dog"))
+    finding = only(result, "field-invalid")
+    assert (finding.where, finding.field) == (where, tag)
+    assert finding.detail == f"Write it in lower case: {tag.lower()}."
+    assert result.findings.objects.as_dict() == {
+        "seen": 3,
+        "used": 2,
+        "dropped": {"field-invalid": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "tag"),
+    [
+        ("<name>dog</name>", "name"),
+        (box(2, 2, 5, 5), "bndbox"),
+        ("<difficult>0</difficult>" * 2, "difficult"),
+    ],
+)
+def test_a_tag_that_is_repeated_drops_its_object(tmp_path: Path, more: str, tag: str) -> None:
+    result = read_one(tmp_path, an_object(more=more), an_object("dog"))
+    finding = only(result, "field-invalid")
+    assert (finding.where, finding.field, finding.detail) == (
+        "object[1]",
+        tag,
+        "It stands there twice.",
+    )
+    assert result.annotations.labels.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("size", "tag"),
+    [
+        (SIZE_XML * 2, "size"),
+        (SIZE_XML.replace("size>", "Size>"), "Size"),
+        (SIZE_XML.replace("width>", "Width>"), "Width"),
+        (SIZE_XML.replace("</size>", "<height>9</height></size>"), "height"),
+    ],
+)
+def test_a_size_that_is_repeated_or_in_other_letters_is_a_fault(
+    tmp_path: Path, size: str, tag: str
+) -> None:
+    result = read_one(tmp_path, an_object(), size=size)
+    assert only(result, "size-invalid").field == tag
+    assert result.counts == {"size-invalid": 1}
+    assert result.names == ["a"]
+
+
+def test_a_side_that_is_repeated_drops_its_object(tmp_path: Path) -> None:
+    twice = an_object(bndbox=box().replace("</bndbox>", "<xmax>12</xmax></bndbox>"))
+    finding = only(read_one(tmp_path, twice), "field-invalid")
+    assert (finding.where, finding.field) == ("object[1]/bndbox", "xmax")
+
+
+def test_an_object_inside_of_an_object_is_seen_and_dropped(tmp_path: Path) -> None:
+    result = read_one(tmp_path, an_object(more=an_object("dog")), an_object())
+    finding = only(result, "field-invalid")
+    assert (finding.where, finding.field) == ("object[1]", "object")
+    assert result.annotations.labels.tolist() == [0, 0]
+    assert result.findings.objects.seen == 3
+
+
 # Annotation files
 
 
@@ -354,6 +463,16 @@ def test_an_annotation_that_cannot_be_opened_skips_the_image(tmp_path: Path) -> 
     folder = write_year(tmp_path / "VOC2012", {"a": None, "b": xml(an_object())})
     (folder / "Annotations" / "a.xml").mkdir()
     result = read(folder)
+    finding = only(result, "annotation-unreadable")
+    assert finding.file.endswith("a.xml")
+    assert finding.detail == "It is not a plain file."
+    assert result.names == ["b"]
+
+
+def test_an_annotation_through_a_link_to_nowhere_skips_the_image(tmp_path: Path) -> None:
+    folder = write_year(tmp_path / "VOC2012", {"a": None, "b": xml(an_object())})
+    (folder / "Annotations" / "a.xml").symlink_to("gone.xml")
+    result = read(folder)
     assert only(result, "annotation-unreadable").file.endswith("a.xml")
     assert result.names == ["b"]
 
@@ -374,8 +493,8 @@ def test_other_encodings_are_read(tmp_path: Path) -> None:
 
 def test_a_missing_annotation_is_a_finding_for_each_image(tmp_path: Path) -> None:
     annotations = {"a": None, "b": xml(an_object()), "c": None}
-    folder = write_year(tmp_path / "VOC2012", annotations, {"test": "a\nb\nc\n"})
-    result = read(folder, "test")
+    folder = write_year(tmp_path / "VOC2012", annotations)
+    result = read(folder)
     assert result.counts == {"annotation-missing": 2}
     files = [Path(item.file).name for item in result.findings.examples["annotation-missing"]]
     assert files == ["a.xml", "c.xml"]
@@ -388,7 +507,28 @@ def test_a_test_list_without_any_annotation_is_not_annotated(tmp_path: Path) -> 
     result = read(folder, "test")
     assert not result.parsed.is_annotated
     assert result.names == ["a", "b"]
-    assert set(result.counts) <= {"no-objects"}  # taken away for such a split by read_split
+    assert result.counts == {}
+
+
+@pytest.mark.parametrize("split", ["test", "my_test"])
+def test_a_test_list_is_annotated_if_half_of_its_images_are(tmp_path: Path, split: str) -> None:
+    annotations = {"a": None, "b": xml(an_object()), "c": "<broken"}
+    folder = write_year(tmp_path / "VOC2012", annotations, {split: "a\nb\n"})
+    result = read(folder, split)
+    assert result.parsed.is_annotated
+    assert result.counts == {"annotation-missing": 1}
+    write_image(folder / "JPEGImages/d.png")
+    write_image(folder / "JPEGImages/e.png")
+    write_text(folder / f"ImageSets/Main/{split}.txt", "a\nb\nc\nd\ne\n")
+    for classes in (None, ("cat",), ("yak",)):
+        result = read(folder, split, classes=classes)
+        assert not result.parsed.is_annotated
+        assert result.names == ["a", "b", "c", "d", "e"]
+        assert len(result.annotations.boxes) == 0
+        note = only(result, "annotations-unused")
+        assert Path(note.file).name == f"{split}.txt"
+        assert note.detail == "2 of 5 images have one."
+        assert result.counts == {"annotations-unused": 1}
 
 
 def test_a_train_list_without_any_annotation_is_a_fault(tmp_path: Path) -> None:
@@ -467,6 +607,8 @@ def test_an_id_that_leaves_the_folder_is_refused(tmp_path: Path) -> None:
     result = read(folder)
     assert result.counts == {"image-outside": 3}
     assert result.findings.objects.seen == 1  # annotations outside are not even opened
+    write_text(folder / "x.xml", xml(an_object("yak")))
+    assert read(folder, classes=None).parsed.classes == voc.CLASSES
     assert result.findings.images.dropped == {"image-outside": 3}
     first = result.findings.examples["image-outside"][0]
     assert (Path(first.file).name, first.where, first.value) == ("train.txt", 1, "'../x'")
@@ -489,6 +631,54 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     assert read(folder, allow_outside=True).names == ["a", "b"]
 
 
+def test_an_annotation_through_a_link_to_the_outside_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_year(tmp_path / "VOC2012", {"a": None, "b": xml(an_object()), "c": None})
+    write_text(tmp_path / "secret.xml", xml(an_object("yak")))
+    write_text(folder / "shared" / "c.xml", xml(an_object("dog")))
+    (folder / "Annotations" / "a.xml").symlink_to(tmp_path / "secret.xml")
+    (folder / "Annotations" / "c.xml").symlink_to("../shared/c.xml")
+    for classes in (("cat", "dog", "yak"), None):
+        result = read(folder, classes=classes)
+        assert only(result, "file-outside").file == str(folder / "Annotations" / "a.xml")
+        assert result.findings.images.dropped == {"file-outside": 1}
+        assert result.names == ["b", "c"]
+        assert read(folder, classes=classes, allow_outside=True).names == ["a", "b", "c"]
+    monkeypatch.chdir(tmp_path)
+    assert read(Path("VOC2012")).names == ["b", "c"]
+
+
+def test_names_are_not_gathered_through_links_to_the_outside(tmp_path: Path) -> None:
+    annotations = {"a": xml(an_object("zebra")), "b": None}
+    folder = write_year(tmp_path / "set" / "VOC2012", annotations, {"train": "a\n"})
+    write_text(tmp_path / "secret.xml", xml(an_object("yak")))
+    (folder / "Annotations" / "b.xml").symlink_to(tmp_path / "secret.xml")
+    for path, split in ((folder, "train"), (tmp_path / "set", "2012_train")):
+        assert read(path, split, classes=None).parsed.classes == ("zebra",)
+        allowed = read(path, split, classes=None, allow_outside=True)
+        assert allowed.parsed.classes == ("yak", "zebra")
+
+
+def test_the_years_of_a_devkit_may_share_annotations_by_links(tmp_path: Path) -> None:
+    early = write_year(tmp_path / "VOC2007", {"a": xml(an_object())})
+    late = write_year(tmp_path / "VOC2012", {"a": None})
+    (late / "Annotations").mkdir()
+    (late / "Annotations" / "a.xml").symlink_to(early / "Annotations" / "a.xml")
+    assert read(tmp_path, "2012_train").names == ["a"]
+    assert read(late).counts == {"file-outside": 1}
+
+
+def test_a_linked_folder_of_annotations_is_fine_but_none_below_it(tmp_path: Path) -> None:
+    folder = write_year(tmp_path / "VOC2012", {"a": xml(an_object()), "sub/b": xml(an_object())})
+    (folder / "Annotations").rename(tmp_path / "elsewhere")
+    (folder / "Annotations").symlink_to(tmp_path / "elsewhere")
+    assert read(folder).names == ["a", "b"]
+    (tmp_path / "elsewhere" / "sub").rename(tmp_path / "further")
+    (tmp_path / "elsewhere" / "sub").symlink_to(tmp_path / "further")
+    assert only(read(folder), "file-outside").file.endswith("b.xml")
+
+
 def test_a_linked_folder_of_images_is_fine(tmp_path: Path) -> None:
     folder = write_year(tmp_path / "VOC2012", {"a": xml(an_object())})
     (folder / "JPEGImages").rename(tmp_path / "elsewhere")
@@ -503,6 +693,35 @@ def test_a_link_below_the_folder_of_images_is_followed_for_ids_with_a_folder(
     (folder / "JPEGImages" / "sub").rename(tmp_path / "elsewhere")
     (folder / "JPEGImages" / "sub").symlink_to(tmp_path / "elsewhere")
     assert only(read(folder), "image-outside").value == "'sub/a'"
+
+
+def test_an_annotation_outside_does_not_make_a_test_list_annotated(tmp_path: Path) -> None:
+    folder = write_year(tmp_path / "VOC2012", {"a": None}, {"test": "../x\na\n"})
+    (folder / "Annotations").mkdir()
+    write_text(folder / "x.xml", xml(an_object()))
+    result = read(folder, "test")
+    assert not result.parsed.is_annotated
+    assert result.counts == {"image-outside": 1}
+    assert result.names == ["a"]
+
+
+@pytest.mark.parametrize("name", ["JPEGImages", "Annotations"])
+def test_a_folder_that_cannot_be_looked_into_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = write_year(tmp_path / "VOC2012", {"a": xml(an_object())})
+    scan = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if Path(path).name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError) as caught:
+        read(folder)
+    assert (caught.value.code, caught.value.detail) == ("file-unreadable", "Permission denied.")
+    assert caught.value.file == str(folder / name)
 
 
 def test_an_id_of_nonsense_skips_its_image_alone(tmp_path: Path) -> None:
@@ -522,7 +741,8 @@ def test_an_id_that_is_listed_twice_is_used_once(tmp_path: Path) -> None:
     )
     result = read(folder)
     finding = only(result, "image-entry-twice")
-    assert (Path(finding.file).name, finding.where, finding.value) == ("train.txt", 3, "'a'")
+    assert (Path(finding.file).name, finding.where) == ("train.txt", 3)
+    assert (finding.field, finding.value) == ("id", "'a'")
     assert result.names == ["a", "b"]
     assert result.findings.images.dropped == {"image-entry-twice": 1}
 
@@ -561,8 +781,32 @@ def test_an_id_may_have_spaces_and_end_with_a_number(tmp_path: Path) -> None:
     assert read(write_year(tmp_path / "VOC2012", annotations)).names == ["my cat 1", "dog 2"]
 
 
-def test_an_id_may_have_dots(tmp_path: Path) -> None:
-    assert read(write_year(tmp_path / "VOC2012", {"a.b.c": xml(an_object())})).names == ["a.b.c"]
+def test_a_file_of_either_kind_tells_that_a_number_belongs_to_the_id(tmp_path: Path) -> None:
+    annotations = {"cat 1": xml(an_object()), "dog 0": None}
+    folder = write_year(tmp_path / "VOC2012", annotations)
+    (folder / "JPEGImages" / "cat 1.png").unlink()
+    result = read(folder)
+    assert only(result, "image-missing").file.endswith("cat 1.jpg")
+    assert only(result, "annotation-missing").file.endswith("dog 0.xml")
+
+
+@pytest.mark.parametrize("image_id", ["a.b.c", "a..b", "sub/b.."])
+def test_an_id_may_have_dots(tmp_path: Path, image_id: str) -> None:
+    result = read(write_year(tmp_path / "VOC2012", {image_id: xml(an_object())}))
+    assert result.names == [Path(image_id).name]
+
+
+def test_a_list_may_be_longer_than_the_labels_of_an_image(tmp_path: Path) -> None:
+    text = (" " * 1023 + "\n") * 1100 + "a\n"
+    folder = write_year(tmp_path / "VOC2012", {"a": xml(an_object())}, {"train": text})
+    assert read(folder).names == ["a"]
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.PNG", "a.xml"])
+def test_a_list_of_file_names_is_explained(tmp_path: Path, name: str) -> None:
+    folder = write_year(tmp_path / "VOC2012", {"a": xml(an_object())}, {"train": f"{name}\nb.jpg"})
+    found = read(folder).findings.examples["annotation-missing"]
+    assert [item.detail for item in found] == ["The list names files without extension.", ""]
 
 
 def test_a_list_in_no_known_encoding_is_refused(tmp_path: Path) -> None:
@@ -579,7 +823,8 @@ def test_class_lists_are_no_splits_but_lists_of_ones_own_are(tmp_path: Path) -> 
     lists = {
         "val": "a\n",
         "train": "a\n",
-        "cat_train": "\na  1\n",
+        "cat_train": "\ufeff\na  1\n",
+        "cat_test": "a  1\n",
         "cat_val": "a -1\r\n",
         "cat_mine": "a 0",
         "mine": "a\n",
@@ -594,6 +839,17 @@ def test_class_lists_are_no_splits_but_lists_of_ones_own_are(tmp_path: Path) -> 
     with pytest.raises(DataError) as caught:
         read(folder, "cat_train")
     assert caught.value.code == "split-unknown"
+
+
+def test_a_list_that_cannot_be_read_is_told_to_whoever_asks_for_it(tmp_path: Path) -> None:
+    lists = {"train": "a\n", "odd_train": b"\x80\x81 1\n\xff"}
+    folder = write_year(tmp_path / "VOC2012", {"a": xml(an_object())}, lists)
+    (folder / "ImageSets" / "Main" / "my_train.txt").mkdir()
+    assert voc.split_names(folder) == ("train", "my_train")
+    assert read(folder).names == ["a"]
+    with pytest.raises(DataError) as caught:
+        read(folder, "my_train")
+    assert caught.value.code == "file-unreadable"
 
 
 def test_a_long_class_list_is_recognised_too(tmp_path: Path) -> None:
@@ -616,6 +872,7 @@ def make_devkit(folder: Path) -> Path:
         {"trainval": "2008_000001\n", "test": "2008_000002\n", "train": "2008_000001\n"},
     )
     write_year(folder / "VOCother", {"1": cat})
+    write_year(folder / "VOC2007copy", {"1": cat})
     (folder / "VOC2010").mkdir()
     return folder
 
@@ -642,10 +899,12 @@ def test_the_order_of_splits_is_not_that_of_the_disk(
 ) -> None:
     make_devkit(tmp_path)
     expected = voc.split_names(tmp_path)
-    original = voc._scan
+    original = voc_files.scan
     for is_reversed in (False, True):
         monkeypatch.setattr(
-            voc, "_scan", lambda folder, turn=is_reversed: sorted(original(folder), reverse=turn)
+            voc_files,
+            "scan",
+            lambda folder, turn=is_reversed: sorted(original(folder), reverse=turn),
         )
         assert voc.split_names(tmp_path) == expected
 
@@ -659,6 +918,13 @@ def test_a_single_year_answers_with_and_without_its_number(tmp_path: Path) -> No
             read(folder, "2007_train")
 
 
+def test_the_year_is_that_of_the_folder_however_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_year(tmp_path / "VOC2012", {"a": xml(an_object())}))
+    assert read(Path(), "2012_train").names == ["a"]
+
+
 def test_a_list_whose_name_begins_with_the_year_comes_first(tmp_path: Path) -> None:
     annotations = {"a": xml(an_object()), "b": xml(an_object())}
     lists = {"train": "a\n", "2012_train": "b\n"}
@@ -666,8 +932,11 @@ def test_a_list_whose_name_begins_with_the_year_comes_first(tmp_path: Path) -> N
     assert read(folder, "2012_train").names == ["b"]
 
 
-def test_a_folder_without_a_year_in_its_name_has_plain_splits(tmp_path: Path) -> None:
-    folder = write_year(tmp_path / "pets", {"a": xml(an_object())})
+@pytest.mark.parametrize("name", ["pets", "2012-pets"])
+def test_a_folder_whose_name_does_not_end_with_a_year_has_plain_splits(
+    tmp_path: Path, name: str
+) -> None:
+    folder = write_year(tmp_path / name, {"a": xml(an_object())})
     assert read(folder, "train").names == ["a"]
     with pytest.raises(DataError):
         read(folder, "2012_train")
@@ -739,6 +1008,97 @@ def test_other_names_of_all_splits_make_a_sorted_list(tmp_path: Path) -> None:
         assert result.parsed.category_ids == (1, 2, 3, 4, 5)
     assert result.annotations.labels.tolist() == [3]
     assert only(read(folder, "val", classes=None), "box-not-a-number").field == "xmin"
+
+
+def test_a_split_with_the_usual_names_alone_has_the_list_of_the_data_set(tmp_path: Path) -> None:
+    annotations = {
+        "a": xml(an_object("dog")),
+        "b": xml(an_object("dog"), an_object("zebra")),
+        "c": "<annotation><object><name>sofa</name>",  # what cannot be read has no names
+    }
+    lists = {"train": "a\n", "val": "b\n", "trainval": "a\nb\nc\n"}
+    folder = write_year(tmp_path / "VOC2012", annotations, lists)
+    for split in lists:
+        assert read(folder, split, classes=None).parsed.classes == ("dog", "zebra")
+
+
+def test_annotations_in_folders_below_count_if_a_list_names_them(tmp_path: Path) -> None:
+    annotations = {"a": xml(an_object("dog")), "sub/b": xml(an_object("zebra"))}
+    lists = {"train": "a\n", "val": "sub/b\n", "broken": b"\xff"}
+    folder = write_year(tmp_path / "VOC2012", annotations, lists)
+    for split in ("train", "val"):
+        assert read(folder, split, classes=None).parsed.classes == ("dog", "zebra")
+
+
+PART = f"<part><name>head</name>{box()}</part>"
+DECLARED = '<?xml version="1.0" encoding="utf-16"?>'
+OWNER = "<owner><name>somebody</name></owner>"
+
+
+@pytest.mark.parametrize(
+    ("content", "is_usual", "num_parsed"),
+    [
+        (xml(an_object("dog"), an_object(" cat\n")), True, 0),
+        (xml(an_object("dog", more=PART)).replace("<size>", f"{OWNER}<size>"), True, 0),
+        ('<?xml version="1.0"?>\n' + xml(an_object("dog")), True, 0),
+        (xml(), True, 0),
+        (xml(an_object("zebra")), False, 1),
+        (xml(an_object("dog"), an_object("zebra")), False, 1),
+        (xml(an_object("dog").replace("<name>", "<pose/><name>")), True, 1),
+        (xml(an_object("zebra").replace("<name>", "<pose/><name>")), False, 1),
+        (xml("<!--" + an_object("zebra") + "-->"), True, 1),
+        (xml(an_object("do<!-- -->gs")), False, 1),
+        (xml(an_object("dog<?x?>s")), False, 1),
+        (xml(an_object("dog<![CDATA[s]]>")), False, 1),
+        (xml(an_object("d&#111;g")), True, 1),
+        (xml(an_object("<![CDATA[zebra]]>")), False, 1),
+        ((DECLARED + xml(an_object("zebra"))).encode("utf-16"), False, 1),
+        (xml(an_object("zebra")).replace("<name>", '<name a="dog">'), False, 1),
+        ("<broken", True, 1),
+        (b"", True, 1),
+    ],
+)
+def test_a_file_is_parsed_for_its_names_only_where_that_is_needed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | bytes,
+    is_usual: bool,
+    num_parsed: int,
+) -> None:
+    write_text(tmp_path / "a.xml", content)
+    parsed = []
+    original = voc_xml.read_xml
+    monkeypatch.setattr(voc_xml, "read_xml", lambda path: parsed.append(path) or original(path))
+    assert voc_classes._has_usual_names(tmp_path / "a.xml") is is_usual
+    assert len(parsed) == num_parsed
+
+
+def test_a_class_list_of_which_the_data_have_none_is_refused(tmp_path: Path) -> None:
+    annotations = {"a": xml(an_object("yak")), "b": xml(an_object("cat"))}
+    folder = write_year(tmp_path / "VOC2012", annotations, {"train": "a\n", "val": "b\n"})
+    with pytest.raises(DataError) as caught:
+        read(folder, classes=("dog", "sofa"))
+    assert (caught.value.code, caught.value.field) == ("classes-foreign", "classes")
+    assert caught.value.detail == "It has cat, yak."
+    # That a split happens to have none of them is no mistake.
+    assert read(folder, classes=("cat",)).counts == {"class-unknown": 1, "all-objects-dropped": 1}
+
+
+def test_no_file_is_read_twice_for_its_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    annotations = {"a": xml(an_object("zebra")), "b": xml(an_object("yak"))}
+    folder = write_year(tmp_path / "VOC2012", annotations, {"train": "a\n"})
+    read_files = []
+    original = voc_xml.read_xml
+
+    def counted(path: Path) -> Any:
+        read_files.append(path.name)
+        return original(path)
+
+    monkeypatch.setattr(voc_xml, "read_xml", counted)
+    assert read(folder, classes=None).names == ["a"]
+    assert read_files == ["a.xml", "b.xml"]
 
 
 def test_other_names_are_looked_for_in_all_years(tmp_path: Path) -> None:

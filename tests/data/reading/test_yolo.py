@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rankdet.bench.bad_data import fingerprint
 from rankdet.data.reading import yolo
 from rankdet.data.reading.annotations import Annotations, assemble
 from rankdet.data.reading.findings import Findings
@@ -53,25 +56,17 @@ def write_label(root: Path, text: str | bytes, yaml: str = YAML) -> Path:
     return root
 
 
-def state(root: Path) -> dict[str, tuple[bytes, int]]:
-    return {
-        str(path): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in root.rglob("*")
-        if path.is_file()
-    }
-
-
 def read(path: Path, split: str = "train", **options: Any) -> tuple[Parsed, Annotations, Findings]:
     """Everything, with the checks that hold for every data set."""
     root = path if path.is_dir() else path.parent
-    before = state(root)
+    before = fingerprint(root)
     findings = Findings()
     options = {"classes": None, "allow_outside": False, **options}
     parsed = yolo.parse(path, split, findings=findings, **options)
-    annotations = assemble(parsed.images, findings)
+    annotations = assemble(parsed.images, findings, is_annotated=parsed.is_annotated)
     assert findings.images.reconciles()
     assert findings.objects.reconciles()
-    assert state(root) == before
+    assert fingerprint(root) == before
     return parsed, annotations, findings
 
 
@@ -211,20 +206,30 @@ def test_a_bad_line_is_dropped_with_its_number(
         ("1 0.5 0.5 0.5 0.5 0.9", "confidence"),
         ("1 0.1 0.1 0.9 0.1 0.5 0.9", "polygon"),
         ("1 .1 .1 .9 .1 .5 .9 .4 .4", "polygon"),
+        ("1 .1 .1 .9 .1 .5 .9 .4", "There are 8."),
         ("1,0.5,0.5,0.5,0.5", "commas"),
+        ("1,0.5 0.5", "There are 2."),
+        ("hello", "There are 1."),
         ("1 0.5", "2"),
+        ("1 0.5 0.5 0.5 0.5 # a dog", "Comments are not part"),
+        ("1 0.5 0.5 0.5 #0.5", "Comments are not part"),
+        ("# boxes", "Comments are not part"),
         ("1 0.5 0,5 0.5 0.5", "point"),
         ("7 0.5 0.5 0.5 0.5", "0 to 1"),
+        ("-1 0.5 0.5 0.5 0.5", "0 to 1"),
     ],
 )
 def test_the_usual_mistakes_are_explained(tmp_path: Path, line: str, words: str) -> None:
     _, _, findings = read(write_label(tmp_path, line))
-    (finding,) = (found[0] for code, found in findings.examples.items() if code != "no-objects")
+    (finding,) = (
+        found[0] for code, found in findings.examples.items() if code != "all-objects-dropped"
+    )
     assert words in finding.detail
 
 
-def test_a_box_a_little_over_the_edge_is_clipped(tmp_path: Path) -> None:
-    _, annotations, findings = read(write_label(tmp_path, "1 0.5 0.5 1.4 0.5\n"))
+@pytest.mark.parametrize("width", ["1.1", "1.5"])
+def test_a_box_a_little_over_the_edge_is_clipped(tmp_path: Path, width: str) -> None:
+    _, annotations, findings = read(write_label(tmp_path, f"1 0.5 0.5 {width} 0.5\n"))
     assert annotations.boxes[2].tolist() == [0, 12, 64, 36]
     assert findings.counts == {"box-clipped": 1}
 
@@ -253,6 +258,8 @@ def test_class_ids_from_one_are_noticed_once(tmp_path: Path) -> None:
     assert annotations.labels.tolist() == [1]
     assert findings.counts["class-unknown"] == 2
     assert findings.counts["class-ids-from-one"] == 1
+    (finding,) = findings.examples["class-ids-from-one"]
+    assert (finding.file, finding.where) == (str(tmp_path / "labels/train/b.txt"), 1)
 
 
 @pytest.mark.parametrize("text", ["0 0.5 0.5 0.5 0.5\n2 0.5 0.5 0.5 0.5\n", "3 0.5 0.5 0.5 0.5\n"])
@@ -311,10 +318,12 @@ def test_sound_boxes_of_any_size_never_look_like_corners(
     assert "coordinates-as-corners" not in read(root)[2].counts
 
 
-def test_unordered_boxes_over_the_edge_do_not_look_like_corners(tmp_path: Path) -> None:
-    boxes = [(0.95, 0.5, 0.3, 0.2)] * 10
-    findings = read(write_label(tmp_path, as_lines(boxes)))[2]
-    assert findings.counts == {"box-clipped": 10}
+@pytest.mark.parametrize("box", [(0.95, 0.5, 0.3, 0.6), (0.5, 0.95, 0.6, 0.3)])
+def test_unordered_boxes_over_the_edge_do_not_look_like_corners(
+    tmp_path: Path, box: tuple[float, ...]
+) -> None:
+    save_text(write_label(tmp_path, as_lines([box] * 10)) / "labels/train/a.txt", "")
+    assert read(tmp_path)[2].counts == {"box-clipped": 10, "no-objects": 1}
 
 
 def test_two_boxes_are_too_few_to_look_like_corners(tmp_path: Path) -> None:
@@ -323,6 +332,19 @@ def test_two_boxes_are_too_few_to_look_like_corners(tmp_path: Path) -> None:
     for count, is_noticed in ((2, False), (3, True)):
         save_text(tmp_path / "labels/train/b.txt", as_lines(corners[:count]))
         assert ("coordinates-as-corners" in read(tmp_path)[2].counts) is is_noticed
+
+
+@pytest.mark.parametrize(
+    "box", [(0.1, 0.4, 0.5, 0.5), (0.4, 0.1, 0.5, 0.5), (0.7, 0.3, 0.9, 0.4), (0.3, 0.7, 0.4, 0.9)]
+)
+def test_corners_are_noticed_whichever_side_the_boxes_leave(
+    tmp_path: Path, box: tuple[float, ...]
+) -> None:
+    save_text(write(tmp_path) / "labels/train/a.txt", "")
+    save_text(tmp_path / "labels/train/b.txt", as_lines([(0.5, 0.5, 0.6, 0.6), *[box] * 3]))
+    (finding,) = read(tmp_path)[2].examples["coordinates-as-corners"]
+    assert (finding.file, finding.where) == (str(tmp_path / "labels/train/b.txt"), 2)
+    assert "3 of 4 boxes" in finding.detail
 
 
 def test_a_few_boxes_over_the_edge_do_not_look_like_corners(tmp_path: Path) -> None:
@@ -352,13 +374,26 @@ def test_a_split_without_any_label_file_is_refused(tmp_path: Path) -> None:
     assert str(Path("labels/train/a.txt")) in error.detail
 
 
+def test_a_file_in_place_of_the_folder_of_labels_leaves_them_missing(tmp_path: Path) -> None:
+    (write(tmp_path) / "labels/train").rename(tmp_path / "moved")
+    save_text(tmp_path / "labels/train", "x")
+    assert refused(tmp_path).code == "labels-missing"
+
+
+def test_a_split_without_images_lists_none(tmp_path: Path) -> None:
+    write(tmp_path, YAML.replace("images/train", "images/empty"))
+    (tmp_path / "images/empty").mkdir()
+    parsed, annotations, findings = read(tmp_path)
+    assert (parsed.num_images, len(annotations), findings.counts) == (0, 0, {})
+
+
 def test_a_test_split_may_have_no_labels(tmp_path: Path) -> None:
     write(tmp_path, YAML + "test: images/test\n")
     save_image(tmp_path / "images/test/t.png")
     parsed, annotations, findings = read(tmp_path, "test")
     assert not parsed.is_annotated
     assert len(annotations) == 1
-    assert set(findings.counts) == {"no-objects"}
+    assert not findings.counts
     save_text(tmp_path / "labels/test/t.txt", "0 0.5 0.5 0.5 0.5")
     assert read(tmp_path, "test")[0].is_annotated
 
@@ -384,7 +419,9 @@ def test_two_images_cannot_have_one_label_file(tmp_path: Path) -> None:
     _, annotations, findings = read(tmp_path)
     assert names(annotations) == ["a.bmp", "b.png"]
     assert findings.counts == {"image-entry-twice": 1}
-    assert findings.examples["image-entry-twice"][0].file.endswith("a.png")
+    (finding,) = findings.examples["image-entry-twice"]
+    assert (finding.file, finding.value) == (str(tmp_path / "images/train/a.png"), None)
+    assert "the same label file as a.bmp" in finding.detail
 
 
 def test_images_of_one_name_without_a_label_file_are_both_used(tmp_path: Path) -> None:
@@ -439,16 +476,99 @@ def test_links_that_go_in_circles_or_lead_outside_are_not_followed(tmp_path: Pat
     assert {"images/train/x.png", "images/train/folder/x.png"} <= set(allowed)
 
 
-def test_a_label_file_through_a_link_to_the_outside_is_not_read(tmp_path: Path) -> None:
+def test_a_folder_is_entered_by_its_own_name_and_only_once(tmp_path: Path) -> None:
+    images = write(tmp_path) / "images/train"
+    save_image(images / "sub/s.png")
+    (images / "alias").symlink_to("sub")
+    save_image(tmp_path / "more/m.png")
+    (tmp_path / "more/round").symlink_to(tmp_path / "more")
+    (images / "more").symlink_to(tmp_path / "more")
+    _, annotations, _ = read(tmp_path)
+    paths = [annotations.path(i).relative_to(images).as_posix() for i in range(len(annotations))]
+    assert paths == ["a.png", "b.png", "more/m.png", "sub/s.png"]
+
+
+def test_links_between_the_images_of_a_linked_folder_are_fine(tmp_path: Path) -> None:
+    root = write(tmp_path / "set", None)
+    (root / "images/train/a2.png").symlink_to("a.png")
+    (root / "images").rename(tmp_path / "elsewhere")
+    (root / "images").symlink_to(tmp_path / "elsewhere")
+    assert names(read(root)[1]) == ["a.png", "a2.png", "b.png"]
+
+
+def test_label_files_that_are_links_are_told_if_they_lead_nowhere_or_have_no_image(
+    tmp_path: Path,
+) -> None:
+    root = write(tmp_path / "set")
+    (root / "labels/train/b.txt").unlink()
+    (root / "labels/train/b.txt").symlink_to("gone.txt")
+    save_text(tmp_path / "outside.txt", "0 0.5 0.5 0.5 0.5\n")
+    (root / "labels/train/c.txt").symlink_to(tmp_path / "outside.txt")
+    _, annotations, findings = read(root)
+    assert names(annotations) == ["a.png"]
+    assert findings.images.dropped == {"data-missing": 1, "label-without-image": 1}
+
+
+def test_a_pipe_in_place_of_an_image_is_told_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(write(tmp_path) / "images/train/c.png")
+    _, annotations, findings = read(tmp_path)
+    assert names(annotations) == ["a.png", "b.png"]
+    assert findings.images.dropped == {"image-unreadable": 1}
+
+
+def test_a_label_file_through_a_link_that_stays_inside_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = write(tmp_path) / "labels/train/b.txt"
+    label.rename(tmp_path / "labels/shared.txt")
+    label.symlink_to("../shared.txt")
+    monkeypatch.chdir(tmp_path.parent)
+    for root in (tmp_path, Path(tmp_path.name)):
+        assert names(read(root)[1]) == ["a.png", "b.png"]
+
+
+def test_a_label_file_through_a_link_to_the_outside_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = write(tmp_path / "set")
     save_text(tmp_path / "secret.txt", "1 0.5 0.5 0.5 0.5\n")
     label = root / "labels/train/b.txt"
     label.unlink()
     label.symlink_to(tmp_path / "secret.txt")
-    _, annotations, findings = read(root)
-    assert names(annotations) == ["a.png"]
-    assert findings.images.dropped == {"file-outside": 1}
-    assert len(read(root, allow_outside=True)[1].boxes) == 3
+    monkeypatch.chdir(tmp_path)
+    for path in (root, Path("set")):
+        _, annotations, findings = read(path)
+        assert names(annotations) == ["a.png"]
+        assert findings.images.dropped == {"file-outside": 1}
+        assert len(read(path, allow_outside=True)[1].boxes) == 3
+
+
+def test_ids_behind_a_link_to_the_outside_make_no_classes(tmp_path: Path) -> None:
+    root = write(tmp_path / "set", None)
+    save_text(tmp_path / "secret.txt", "3 0.5 0.5 0.5 0.5\n")
+    (root / "labels/val/c.txt").unlink()
+    (root / "labels/val/c.txt").symlink_to(tmp_path / "secret.txt")
+    assert read(root)[0].classes == ("0", "1")
+    assert read(root, allow_outside=True)[0].classes == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize("part", ["images", "labels"])
+def test_a_folder_that_cannot_be_looked_into_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Nobody knows what is in there: to go on would be to train on a part of the data."""
+    (write(tmp_path) / part / "train/closed").mkdir()
+    scan = os.scandir
+
+    def refuse(folder: Any) -> Iterator[Any]:
+        if Path(folder).name == "closed":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    error = refused(tmp_path)
+    assert (error.code, error.detail) == ("file-unreadable", "Permission denied.")
+    assert error.file == str(tmp_path / part / "train/closed")
 
 
 def test_only_the_last_folder_called_images_becomes_labels(tmp_path: Path) -> None:
@@ -519,11 +639,15 @@ def test_the_yaml_may_be_written_in_several_ways(tmp_path: Path, yaml: str) -> N
         ("train: images/train\nnames: {a: cat}\n", "names"),
         ("train: images/train\nnames: {false: cat}\n", "names"),
         ("train: images/train\nnames: [cat, dog]\nnc: 3\n", "nc"),
+        ("train: images/train\nnames: [cat, dog]\nnc: 1\n", "nc"),
         ("train: images/train\nnames: [cat, dog]\nnc: '2'\n", "nc"),
         ("train: images/train\nnames: [cat]\nnc: true\n", "nc"),
         ("train: images/train\nnames: [cat, dog]\npath: 5\n", "path"),
         ("train: 5\nnames: [cat, dog]\n", "train"),
         ("train:\nnames: [cat, dog]\n", "train"),
+        ("train:\nval:\nnames: [cat, dog]\n", "train"),
+        ("train: ' '\nnames: [cat, dog]\n", "train"),
+        ("train: [images/train, '']\nnames: [cat, dog]\n", "train"),
         ("train: []\nnames: [cat, dog]\n", "train"),
         ("train: [images/train, 5]\nnames: [cat, dog]\n", "train"),
         ("train: {a: b}\nnames: [cat, dog]\n", "train"),
@@ -542,6 +666,15 @@ def test_a_name_that_yaml_reads_as_something_else_is_explained(tmp_path: Path) -
     error = refused(write(tmp_path, "train: images/train\nnames: [cat, no]\n"))
     assert error.value == "False"
     assert "quotes" in error.detail
+    for names in ("[cat, '']", "[cat, null]", "[cat, [dog]]"):
+        error = refused(write(tmp_path, f"train: images/train\nnames: {names}\n"))
+        assert error.detail == "The name of class 1 is not a text."
+
+
+def test_ids_with_a_gap_are_told_in_their_order(tmp_path: Path) -> None:
+    error = refused(write(tmp_path, "train: images/train\nnames: {2: dog, 0: cat}\n"))
+    assert error.value == "[0, 2]"
+    assert error.detail == "The ids must be 0 to 1; 1 is missing."
 
 
 @pytest.mark.parametrize("entry", ["../other/images", "/etc", "images/../../other/images"])
@@ -556,11 +689,26 @@ def test_a_yaml_path_that_leads_outside_is_refused_unless_allowed(
         assert len(read(root, allow_outside=True)[1]) == 3
 
 
+def test_the_folder_above_is_outside_and_not_the_folder_itself(tmp_path: Path) -> None:
+    error = refused(write(tmp_path / "set", "train: ../\nnames: [cat, dog]\n"))
+    assert (error.code, error.field) == ("file-outside", "train")
+
+
+def test_labels_of_images_outside_are_found_beside_them_if_that_is_allowed(tmp_path: Path) -> None:
+    other = write(tmp_path / "other")
+    root = write(tmp_path / "set", f"train: {other / 'images/train'}\nnames: [cat, dog]\n")
+    _, annotations, findings = read(root, allow_outside=True)
+    assert annotations.path(0) == other / "images/train/a.png"
+    assert len(annotations.boxes) == 3
+    assert not findings.counts
+
+
 def test_the_key_path_must_not_lead_outside_unless_allowed(tmp_path: Path) -> None:
     other = write(tmp_path / "other")
     root = tmp_path / "set"
     save_text(root / "data.yaml", f"path: {other}\ntrain: images/train\nnames: [cat, dog]\n")
     assert (refused(root).code, refused(root).field) == ("file-outside", "path")
+    assert yolo.split_names(root) == ("train",)
     assert len(read(root, allow_outside=True)[1].boxes) == 3
 
 
@@ -583,6 +731,7 @@ def test_several_folders_make_one_split(tmp_path: Path) -> None:
     _, annotations, findings = read(write(tmp_path, yaml))
     assert names(annotations) == ["a.png", "b.png", "c.png"]
     assert findings.counts == {"image-entry-twice": 2}
+    assert findings.examples["image-entry-twice"][0].detail == ""
 
 
 def test_a_list_of_images_keeps_its_order(tmp_path: Path) -> None:
@@ -595,7 +744,7 @@ def test_a_list_of_images_keeps_its_order(tmp_path: Path) -> None:
         "./images/x.png",
         " images\\train\\a.png ",
         "images/train/b.png",
-        "../secret.png",
+        "../secret\\.png",
         "/etc/passwd",
         "images/train/missing.png",
     )
@@ -611,6 +760,18 @@ def test_a_list_of_images_keeps_its_order(tmp_path: Path) -> None:
     assert places == [6, 7]
     assert findings.examples["image-entry-twice"][0].where == 5
     assert findings.examples["image-entry-twice"][0].file.endswith("train.txt")
+    assert findings.examples["image-entry-twice"][0].value == repr(
+        str(tmp_path / "images/train/b.png")
+    )
+
+
+def test_a_list_may_be_long_and_written_on_windows(tmp_path: Path) -> None:
+    write(tmp_path, "train: lists/train.txt\nnames: [cat, dog]\n")
+    for name in ("lists/images/x.png", "images/train/y\\z.png"):
+        save_image(tmp_path / name)
+    lines = [" " * 1023] * 1100 + ["images/train/a.png", ".\\images\\x.png"]
+    save_text(tmp_path / "lists/train.txt", "\r\n".join([*lines, "images/train/y\\z.png"]))
+    assert names(read(tmp_path)[1]) == ["a.png", "x.png", "y\\z.png"]
 
 
 # ---- splits and layouts
@@ -632,9 +793,49 @@ def test_a_split_that_is_wanted_is_named_even_if_it_is_missing(tmp_path: Path) -
     assert yolo.split_names(tmp_path) == ("train", "val")
 
 
+def test_a_test_split_is_named_if_a_part_of_it_is_there(tmp_path: Path) -> None:
+    write(tmp_path, YAML + "test: [images/none, images/val]\n")
+    assert yolo.split_names(tmp_path) == ("train", "val", "test")
+
+
+def test_a_folder_called_like_the_yaml_file_is_none(tmp_path: Path) -> None:
+    write(tmp_path, None)
+    (tmp_path / "data.yaml").mkdir()
+    assert yolo.split_names(tmp_path) == ("train", "val")
+
+
+def test_a_yaml_file_may_have_the_other_extension_and_lie_beside_others(tmp_path: Path) -> None:
+    save_text(write(tmp_path, None) / "data.yml", YAML)
+    save_text(tmp_path / "other.yaml", "names: [bird]\n")
+    assert read(tmp_path)[0].classes == ("cat", "dog")
+    (tmp_path / "data.yml").rename(tmp_path / "SET.YAML")
+    assert yolo.matches(tmp_path / "SET.YAML")
+    assert read(tmp_path / "SET.YAML")[0].classes == ("cat", "dog")
+
+
+def test_a_folder_of_images_may_be_empty(tmp_path: Path) -> None:
+    for part in ("images", "labels"):
+        (tmp_path / part).mkdir()
+    assert yolo.split_names(tmp_path) == ("all",)
+
+
+def test_a_yaml_file_that_cannot_be_opened_is_not_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_text(tmp_path / "set.yaml", YAML)
+    assert yolo.matches(tmp_path)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert not yolo.matches(tmp_path)
+
+
 def test_folders_without_yaml_take_their_names_from_a_text_file(tmp_path: Path) -> None:
     write(tmp_path, None)
     save_text(tmp_path / "classes.txt", "cat\ndog\n\n")
+    save_image(tmp_path / "images/.cache/a.png")
     assert yolo.matches(tmp_path)
     assert yolo.split_names(tmp_path) == ("train", "val")
     parsed, annotations, findings = read(tmp_path)
@@ -650,6 +851,36 @@ def test_without_any_names_the_ids_of_all_splits_are_the_names(tmp_path: Path) -
         parsed, _, findings = read(tmp_path, split)
         assert parsed.classes == ("0", "1", "2", "3")
     assert findings.counts == {"class-unknown": 1}
+
+
+def test_without_names_a_label_file_that_cannot_be_read_skips_its_image_alone(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, None)
+    save_text(tmp_path / "labels/train/b.txt", b"\xff\xff")
+    parsed, annotations, findings = read(tmp_path)
+    assert parsed.classes == ("0", "1")
+    assert names(annotations) == ["a.png"]
+    assert findings.counts == {"file-encoding": 1}
+
+
+def test_without_names_and_labels_there_is_still_one_class(tmp_path: Path) -> None:
+    write(tmp_path, None)
+    for file in ("train/a.txt", "train/b.txt", "val/c.txt"):
+        save_text(tmp_path / "labels" / file, "")
+    assert read(tmp_path)[0].classes == ("0",)
+
+
+def test_only_whole_lines_with_ids_below_the_limit_make_unnamed_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(yolo, "_MAX_UNNAMED", 4)
+    write(tmp_path, None)
+    lines = ["3 .5 .5 .5 .5 .9", "2 .5", "4 .5 .5 .5 .5", "-1 .5 .5 .5 .5", "x .5 .5 .5 .5", ""]
+    save_text(tmp_path / "labels/val/c.txt", "\n".join(lines))
+    assert read(tmp_path)[0].classes == ("0", "1")
+    save_text(tmp_path / "labels/val/c.txt", "3 .5 .5 .5 .5\n")
+    assert read(tmp_path)[0].classes == ("0", "1", "2", "3")
 
 
 def test_a_folder_of_images_without_parts_is_the_split_all(tmp_path: Path) -> None:
@@ -698,6 +929,14 @@ def test_only_what_looks_like_yolo_matches(tmp_path: Path) -> None:
     assert yolo.matches(tmp_path)
     save_text(tmp_path / "other.yml", "names: [cat]\n")
     assert not yolo.matches(tmp_path)
+    save_text(tmp_path / "unknown/config.yaml", b"names: [cat]\n\xff\xff")
+    assert not yolo.matches(tmp_path / "unknown")
+    save_image(tmp_path / "unlabelled/images/a.png")
+    assert not yolo.matches(tmp_path / "unlabelled")
+    save_image(tmp_path / "unlabelled/test/images/a.png")
+    assert not yolo.matches(tmp_path / "unlabelled" / "test")
+    (tmp_path / "unlabelled" / "images").rename(tmp_path / "unlabelled" / "pictures")
+    assert not yolo.matches(tmp_path / "unlabelled")
     save_text(tmp_path / "a.txt", "names: [cat]\n")
     assert not yolo.matches(tmp_path / "a.txt")
     save_image(tmp_path / "train/images/a.png")
@@ -714,4 +953,27 @@ def test_given_classes_are_matched_by_name(tmp_path: Path) -> None:
     assert annotations.labels.tolist() == [0, 0]
     assert findings.counts == {"class-unknown": 1}
     assert "cat" in findings.examples["class-unknown"][0].detail
-    assert refused(tmp_path, classes=("bird",)).code == "classes-differ"
+    assert refused(tmp_path, classes=("bird",)).code == "classes-foreign"
+
+
+def test_a_split_that_is_left_blank_is_absent(tmp_path: Path) -> None:
+    write(tmp_path)
+    for key in ("val", "valid", "test"):
+        save_text(tmp_path / "data.yaml", f"train: images/train\n{key}:\nnames: [cat, dog]\n")
+        assert yolo.split_names(tmp_path) == ("train",)
+        assert len(read(tmp_path)[1]) == 2
+        assert refused(tmp_path, key).code == "split-unknown"
+
+
+def test_a_listed_image_that_is_missing_is_told_of_once(tmp_path: Path) -> None:
+    write(tmp_path)
+    yaml = "train: train.txt\nnames: [cat, dog]\n"
+    save_text(tmp_path / "data.yaml", yaml)
+    save_text(tmp_path / "train.txt", "images/train/a.png\nimages/train/gone.png\n")
+    assert read(tmp_path)[2].counts == {"image-missing": 1}
+
+
+def test_an_image_whose_lines_are_all_dropped_is_not_said_to_have_none(tmp_path: Path) -> None:
+    findings = read(write_label(tmp_path, "7 0.5 0.5 0.5 0.5\n1 0.5\n"))[2]
+    assert findings.counts == {"class-unknown": 1, "line-columns": 1, "all-objects-dropped": 1}
+    assert findings.examples["all-objects-dropped"][0].file.endswith("b.txt")

@@ -13,7 +13,7 @@ from rankdet.data.dataset import DetectionDataset
 from rankdet.data.synthetic.dataset import SyntheticDataset, open_synthetic
 from rankdet.errors import DataError
 
-CHECKSUM_OF_FIRST = 929724552
+CHECKSUM_OF_FIRST = 1831780652
 
 
 def checksum(image):
@@ -26,15 +26,15 @@ def as_lists(target):
 
 def test_images_and_targets_stay_the_same_for_ever():
     data = SyntheticDataset("train", 1)
-    boxes = [[105, 36, 118, 49], [19, 17, 87, 73], [8, 94, 21, 107]]
-    assert as_lists(data.target(0)) == (boxes, [2, 1, 5], [False] * 3)
+    boxes = [[10, 11, 96, 81], [2, 87, 29, 114]]
+    assert as_lists(data.target(0)) == (boxes, [1, 1], [False, False])
     assert checksum(data.image(0)) == CHECKSUM_OF_FIRST
-    data = SyntheticDataset("val", 4, seed=3, size=96)
-    boxes = [[30, 0, 54, 13], [7, 0, 42, 13]]
-    assert as_lists(data.target(3)) == (boxes, [3, 0], [False, True])
-    assert checksum(data.image(3)) == 1249474107
-    assert data.image(3).float().mean((1, 2)).tolist() == pytest.approx(
-        [137.3121, 133.5739, 134.5329], abs=1e-3
+    data = SyntheticDataset("val", 26, seed=3, size=96)
+    boxes = [[37, 43, 64, 75], [27, 0, 80, 31]]
+    assert as_lists(data.target(25)) == (boxes, [4, 3], [True, False])
+    assert checksum(data.image(25)) == 223581792
+    assert data.image(25).float().mean((1, 2)).tolist() == pytest.approx(
+        [161.3624, 166.3827, 164.281], abs=1e-3
     )
 
 
@@ -52,8 +52,8 @@ def test_another_process_draws_the_same():
 def test_it_offers_what_every_data_set_offers():
     data: DetectionDataset = SyntheticDataset("val", 12, size=96)
     assert len(data) == 12
-    assert len(data.classes) == len(set(data.classes)) == 8
-    assert data.category_ids == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert len(data.classes) == len(set(data.classes)) == 6
+    assert data.category_ids == (1, 2, 3, 4, 5, 6)
     assert data.is_annotated
     assert data.name(11) == "synthetic/val/000011"
     assert data.size(0) == (96, 96)
@@ -118,7 +118,7 @@ def test_a_target_can_be_changed_without_harm():
     target, image = data.target(0), data.image(0)
     for tensor in (target.boxes, target.labels, target.is_ignored, target.areas, image):
         tensor.zero_()
-    assert data.target(0).labels.tolist() == [2, 1, 5]
+    assert data.target(0).labels.tolist() == [1, 1]
     assert checksum(data.image(0)) == CHECKSUM_OF_FIRST
 
 
@@ -181,3 +181,11 @@ def test_an_unknown_split_is_refused_with_what_exists(text):
 def test_an_unknown_split_is_refused_by_the_class_too():
     with pytest.raises(DataError, match="split = 'test': there is no such split"):
         SyntheticDataset("test", 5)
+
+
+def test_the_data_set_can_be_had_from_its_folder():
+    from rankdet.data import synthetic
+
+    assert synthetic.SyntheticDataset is SyntheticDataset
+    with pytest.raises(AttributeError, match="no attribute 'Syntetic'"):
+        synthetic.Syntetic  # noqa: B018

@@ -25,20 +25,26 @@ from rankdet.data.augmentation.parameters import (
     JitterSettings,
     SSDParameters,
     SSDSettings,
+    check_pixels,
     sample_jitter,
     sample_ssd,
 )
-from rankdet.data.loading.collate import IMAGENET_MEAN
 from rankdet.data.randomness import SampleKey
-from rankdet.structures import Target
+from rankdet.structures import IMAGENET_MEAN, Target
 
 
 @dataclass(frozen=True)
 class BatchedSSDAugmentation:
-    """`transforms.SSDAugmentation` for a batch: (B, 3, size, size) images and their targets."""
+    """`transforms.SSDAugmentation` for a batch: (B, 3, size, size) images and their targets.
+
+    It makes no image smaller beforehand: `ImageStore` has done so.
+    """
 
     size: int = 512
     settings: SSDSettings = field(default_factory=SSDSettings)
+
+    def __post_init__(self) -> None:
+        check_pixels(size=self.size)
 
     def __call__(
         self, images: PaddedImages, targets: PackedTargets, keys: Sequence[SampleKey]
@@ -56,6 +62,9 @@ class BatchedFlipScaleJitter:
 
     multiple: int = 32
     settings: JitterSettings = field(default_factory=JitterSettings)
+
+    def __post_init__(self) -> None:
+        check_pixels(multiple=self.multiple)
 
     def __call__(
         self, images: PaddedImages, targets: PackedTargets, keys: Sequence[SampleKey]

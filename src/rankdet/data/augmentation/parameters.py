@@ -11,6 +11,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from rankdet.data.augmentation.packed import PackedTargets
 from rankdet.data.randomness import SampleKey, uniforms
 
 MIN_SIDE = 1.0  # pixels: a box that became narrower or lower than this is dropped
+LONGEST = 1536  # pixels: an image with a longer side is made smaller before the SSD chain
+_OBJECTS_AT_ONCE = 4096  # whose IoU with all tries is computed together: 30 MB
 
 # Principal components of the colours of ImageNet, RGB in 0..1, as AlexNet's authors used them.
 _EIGENVALUES = (0.2175, 0.0188, 0.0045)
@@ -30,7 +33,8 @@ class SSDSettings:
     """The chain as in the code of the paper's authors; ranges are (lowest, highest).
 
     crop_minimum_ious: the options, one of which is drawn: None leaves the image whole, a number is
-    the IoU that the crop must reach with some object, 0 asks for an object's centre only.
+    the IoU that the crop must reach with some object, 0 asks for an object's centre only. An option
+    that no try fulfils is drawn again; an image stays whole where none can be fulfilled.
     """
 
     brightness: float = 32 / 255  # added, at most
@@ -68,6 +72,13 @@ class SSDSettings:
             raise ValueError(f"num_tries: expected at least 1, got {self.num_tries}")
         if not self.min_side > 0:
             raise ValueError(f"min_side: expected more than 0, got {self.min_side}")
+
+
+def check_pixels(**lengths: object) -> None:
+    """ValueError for a length that is not a whole number of pixels above 0."""
+    for name, length in lengths.items():
+        if not isinstance(length, Integral) or length < 1:
+            raise ValueError(f"{name}: expected a whole number of pixels above 0, got {length!r}")
 
 
 def _check_range(name: str, ends: tuple[float, float], low: float, high: float = math.inf) -> None:
@@ -201,16 +212,25 @@ def _sample_crops(
     offsets: Tensor,
     settings: SSDSettings,
 ) -> Tensor:
-    """(B, 4) int64 windows xyxy: the first try that fits, or the whole canvas if none does."""
+    """(B, 4) int64 windows xyxy: the first try that fits, or the whole canvas.
+
+    The authors' code draws another option where no try fits. The options that can be fulfilled are
+    then equally likely, so that one of these is drawn here.
+
+    Differs from the paper: their new option has new tries, here it has the same ones.
+    """
     options = settings.crop_minimum_ious
-    choice = (option * len(options)).long()
-    is_whole = torch.tensor([minimum is None for minimum in options])[choice]
-    minimum_ious = torch.tensor([minimum or 0.0 for minimum in options])[choice]
+    is_whole = torch.tensor([minimum is None for minimum in options])
+    minimum_ious = torch.tensor([minimum or 0.0 for minimum in options], dtype=torch.float64)
     windows, is_shaped = _candidate_windows(tries, canvases, settings)
-    fits = _have_objects(windows, minimum_ious, targets, offsets, settings.min_side)
-    fits &= is_shaped & ~is_whole[:, None]
-    first = fits.int().argmax(dim=1)
-    chosen = windows[torch.arange(len(windows)), first]
+    ious = _best_ious(windows, targets, offsets, settings.min_side)
+    fits = is_shaped[:, None, :] & (ious[:, None, :] >= minimum_ious[:, None]) & ~is_whole[:, None]
+    is_possible = fits.any(dim=2) | is_whole
+    number = (option * is_possible.sum(dim=1)).long()
+    is_choice = is_possible & (is_possible.cumsum(dim=1) == number[:, None] + 1)
+    samples = torch.arange(len(windows))
+    fits = fits[samples, is_choice.int().argmax(dim=1)]
+    chosen = windows[samples, fits.int().argmax(dim=1)]
     whole = torch.cat([torch.zeros_like(canvases), canvases.flip(1)], dim=1)
     return torch.where(fits.any(dim=1, keepdim=True), chosen.long(), whole)
 
@@ -228,13 +248,14 @@ def _candidate_windows(
     return windows, (low <= aspect) & (aspect <= high)
 
 
-def _have_objects(
-    windows: Tensor, minimum_ious: Tensor, targets: PackedTargets, offsets: Tensor, min_side: float
-) -> Tensor:
-    """(B, T): some object has its centre inside of the window and the minimum IoU with it.
+def _best_ious(windows: Tensor, targets: PackedTargets, offsets: Tensor, min_side: float) -> Tensor:
+    """(B, T) float64: the best IoU of a window with an object whose centre is inside of it.
 
-    So torchvision's RandomIoUCrop reads the SSD paper. Ignored objects count only where an image
-    has no others; an image without objects asks for nothing.
+    -1 if there is no such object, 1 in an image without objects, which asks for nothing. Ignored
+    objects count only where an image has no others.
+
+    Differs from the paper: there the centre may be one object's and the IoU another's; this is how
+    torchvision's RandomIoUCrop reads the SSD paper.
     """
     sides = targets.boxes[:, 2:] - targets.boxes[:, :2]
     is_usable = (sides >= min_side).all(dim=1)
@@ -242,21 +263,30 @@ def _have_objects(
     has_real = torch.bincount(targets.rows[is_real], minlength=len(targets)) > 0
     is_counted = torch.where(has_real[targets.rows], is_real, is_usable)
     rows = targets.rows[is_counted]
-
     boxes = targets.boxes[is_counted].double() + offsets.flip(1).repeat(1, 2)[rows]
-    left, top, right, bottom = boxes[:, None, :].unbind(dim=-1)
-    x1, y1, x2, y2 = windows[rows].unbind(dim=-1)
+
+    best = windows.new_full(windows.shape[:2], -1.0)
+    # An image can have thousands of objects: the memory must not grow with them.
+    for part, its_rows in zip(
+        boxes.split(_OBJECTS_AT_ONCE), rows.split(_OBJECTS_AT_ONCE), strict=True
+    ):
+        ious = _centred_ious(part[:, None, :], windows[its_rows])
+        best.scatter_reduce_(0, its_rows[:, None].expand_as(ious), ious, "amax")
+    num_counted = torch.bincount(rows, minlength=len(targets))
+    return torch.where((num_counted == 0)[:, None], 1.0, best)
+
+
+def _centred_ious(boxes: Tensor, windows: Tensor) -> Tensor:
+    """IoU of boxes and windows (..., 4), which broadcast; -1 if the box's centre is outside."""
+    left, top, right, bottom = boxes.unbind(dim=-1)
+    x1, y1, x2, y2 = windows.unbind(dim=-1)
     x, y = (left + right) / 2, (top + bottom) / 2
-    fits = (x1 < x) & (x < x2) & (y1 < y) & (y < y2)
+    is_inside = (x1 < x) & (x < x2) & (y1 < y) & (y < y2)
     width = (torch.minimum(right, x2) - torch.maximum(left, x1)).clamp_(min=0)
     height = (torch.minimum(bottom, y2) - torch.maximum(top, y1)).clamp_(min=0)
     common = width * height
     union = (right - left) * (bottom - top) + (x2 - x1) * (y2 - y1) - common
-    fits &= common >= minimum_ious[rows, None] * union
-
-    num_fitting = torch.zeros(windows.shape[:2]).index_add_(0, rows, fits.float())
-    num_counted = torch.bincount(rows, minlength=len(targets))
-    return (num_fitting > 0) | (num_counted == 0)[:, None]
+    return torch.where(is_inside, common / union, -1.0)
 
 
 @dataclass(frozen=True)

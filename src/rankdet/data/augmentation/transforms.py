@@ -6,8 +6,8 @@ Boxes that a geometric step left narrower or lower than `min_side` pixels are dr
 step; the areas of the others change with their boxes. `batched` does the same to whole batches.
 
 Differs from the paper: colours are clamped to 0..1 after each step, saturation is blended with grey
-as torchvision does it (not scaled in HSV), and the windows of expansion and crop have whole-pixel
-edges. Resizing is bilinear without antialiasing, as in the authors' code.
+as torchvision does it (not scaled in HSV), and resizing is always bilinear without antialiasing,
+where the authors' code draws one of five interpolations.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from torchvision.transforms.v2 import functional as F
 
 from rankdet.data.augmentation.packed import pack_targets
 from rankdet.data.augmentation.parameters import (
+    LONGEST,
     MIN_SIDE,
     JitterParameters,
     JitterSettings,
     SSDParameters,
     SSDSettings,
+    check_pixels,
     resized_size,
     sample_jitter,
     sample_ssd,
 )
-from rankdet.data.loading.collate import IMAGENET_MEAN
 from rankdet.data.randomness import SampleKey
-from rankdet.structures import Target
+from rankdet.structures import IMAGENET_MEAN, Target
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,10 @@ class SSDAugmentation:
 
     size: int = 512
     settings: SSDSettings = field(default_factory=SSDSettings)
-    longest: int = 1536
+    longest: int = LONGEST
+
+    def __post_init__(self) -> None:
+        check_pixels(size=self.size, longest=self.longest)
 
     def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
         image, target = shrink(image, target, self.longest, self.settings.min_side)
@@ -72,6 +76,9 @@ class ResizeShorter:
     shorter: int = 600
     longest: int = 1000
 
+    def __post_init__(self) -> None:
+        check_pixels(shorter=self.shorter, longest=self.longest)
+
     def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
         size = resized_size(target.size, self.shorter, self.longest)
         return resize(to_float(image, target), target, size, MIN_SIDE)
@@ -82,6 +89,9 @@ class ResizeFixed:
     """For tests: size x size, whatever the aspect was."""
 
     size: int = 512
+
+    def __post_init__(self) -> None:
+        check_pixels(size=self.size)
 
     def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
         return resize(to_float(image, target), target, (self.size, self.size), MIN_SIDE)

@@ -16,11 +16,11 @@ import numpy as np
 
 from rankdet.data.checking import decoding
 from rankdet.data.checking.decoding import Outcome
-from rankdet.data.checking.progress import progress
 from rankdet.data.reading import formats, images
 from rankdet.data.reading.findings import Finding, Findings, data_error
 from rankdet.data.reading.split import Split
 from rankdet.errors import DataError
+from rankdet.progress import progress
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class Report:
     """All that a check found.
 
     splits: those that could be read, without the images that cannot be decoded. errors: the
-    others, by name. overlaps: images that stand in two splits; they belong to no single one.
+    others, by name. between: what concerns two splits at once.
     """
 
     data: str
     format: str
     splits: list[Split]
     errors: dict[str, DataError]
-    overlaps: Findings
+    between: Findings
 
     @property
     def num_faults(self) -> int:
         """A fault counts once for every split that holds the image, and once for an overlap."""
         found = sum(split.findings.num_faults for split in self.splits)
-        return found + len(self.errors) + self.overlaps.num_faults
+        return found + len(self.errors) + self.between.num_faults
 
 
 def check(
@@ -91,7 +91,9 @@ def check(
     digest_of = {name: outcome.digest for name, outcome in outcome_of.items()}
     for split in splits:
         note_repeats(split, digest_of)
-    return Report(str(path), format, splits, errors, find_overlaps(splits, digest_of))
+    between = find_overlaps(splits, digest_of)
+    between.merge(find_class_differences(path, splits))
+    return Report(str(path), format, splits, errors, between)
 
 
 def read_splits(
@@ -200,3 +202,22 @@ def uses(name: str) -> set[str]:
     set()
     """
     return set(re.findall("train|val|test", name.lower()))
+
+
+def find_class_differences(path: Path, splits: Sequence[Split]) -> Findings:
+    """A finding for each annotated split whose class list is not that of the first."""
+    found = Findings()
+    annotated = [split for split in splits if split.is_annotated]
+    for split in annotated[1:]:
+        first = annotated[0]
+        if split.classes != first.classes:
+            only = sorted(set(split.classes) ^ set(first.classes))[:5]
+            names = ", ".join(map(repr, only))
+            difference = f"only one of them has {names}" if only else "the order differs"
+            detail = f"Compared with {first.name}: {difference}."
+            found.add(
+                Finding.of(
+                    "split-classes", file=path, field="split", value=split.name, detail=detail
+                )
+            )
+    return found

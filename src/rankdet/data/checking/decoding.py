@@ -71,13 +71,6 @@ def decode_all(
     return [outcomes[index] for index in range(len(paths))]
 
 
-def usual_num_workers() -> int:
-    """As many processes as this one may use processors, within reason for a disk."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), 16)
-    return min(os.cpu_count() or 1, 16)
-
-
 def examine(path: Path, max_pixels: int, decode: Decode = images.decode) -> Outcome:
     """Decode one file fully and hash its bytes."""
     try:

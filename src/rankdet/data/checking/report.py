@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -58,8 +59,8 @@ def _print_table(table: Table, console: Console) -> None:
 
 
 def _table(title: str, first: str = "split") -> Table:
-    """A table whose first column holds names."""
-    table = Table(title=title)
+    """A table whose first column holds names; narrow enough for a terminal of 80 columns."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column(first, overflow="fold")
     return table
 
@@ -172,7 +173,7 @@ def _is_note(code: str) -> bool:
 
 def _all_findings(report: Report) -> Findings:
     merged = Findings()
-    for found in (*(split.findings for split in report.splits), report.overlaps):
+    for found in (*(split.findings for split in report.splits), report.between):
         merged.merge(found)
     return merged
 
@@ -185,7 +186,7 @@ def verdict(report: Report) -> str:
     lost = [_number(len(report.errors), "split") + " not read"] if report.errors else []
     num_skipped = sum(split.findings.images.dropped.total() for split in report.splits)
     num_dropped = sum(split.findings.objects.dropped.total() for split in report.splits)
-    num_shared = report.overlaps.num_faults
+    num_shared = report.between.counts["image-in-two-splits"]
     if num_skipped:
         lost.append(f"{_number(num_skipped, 'image')} skipped")
     if num_dropped:
@@ -227,7 +228,7 @@ def as_json(report: Report, command: str) -> str:
             }
             for name, error in report.errors.items()
         ],
-        "overlaps": _findings_dict(report.overlaps),
+        "between_splits": _findings_dict(report.between),
     }
     return json.dumps(content, indent=2, allow_nan=False) + "\n"
 

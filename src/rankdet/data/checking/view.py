@@ -39,9 +39,7 @@ _SMALLEST_NAMED = 0.03  # of the picture's area: names on smaller boxes would hi
 
 # The colours of Okabe and Ito, which colour-blind people can tell apart, with black exchanged for
 # grey. There are more classes than colours: the names stand on the boxes too.
-COLOURS = (
-    *("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#bbbbbb"),
-)
+COLOURS = ["#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#bbbbbb"]
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,7 @@ def synthetic_sections(
     return sections
 
 
-def write_page(sections: Sequence[Section], data: str, classes: Sequence[str] = ()) -> bytes:
+def render_page(sections: Sequence[Section], data: str, classes: Sequence[str] = ()) -> bytes:
     """The page as UTF-8. classes: those that the samples were chosen by, for the headline."""
     environment = jinja2.Environment(
         autoescape=True,

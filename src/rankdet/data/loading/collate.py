@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rankdet.data.objects import pack_objects, unpack_objects
 from rankdet.structures import Target
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)  # becomes 0 when the detector normalises
 
 
 @dataclass(frozen=True)
@@ -58,46 +57,6 @@ class Batch:
             [target.image_id for target in targets],
             [target.size for target in targets],
         )
-
-
-def pack_objects(targets: Sequence[Target]) -> Tensor:
-    """(M, 7) float32: box, area, label and is_ignored of the objects of all images, in order.
-
-    One tensor is sent, copied and pinned instead of four of each image. Labels are exact: float32
-    holds every integer up to 2 ** 24.
-    """
-    tables = [
-        torch.cat(
-            [target.boxes, torch.stack([target.areas, target.labels, target.is_ignored], dim=1)],
-            dim=1,
-        )
-        for target in targets
-    ]
-    return torch.cat(tables) if tables else torch.zeros(0, 7)
-
-
-def unpack_objects(
-    objects: Tensor,
-    counts: Sequence[int],
-    image_ids: Sequence[int],
-    sizes: Sequence[tuple[int, int]],
-) -> list[Target]:
-    """The targets whose objects `pack_objects` has put together; counts: objects of each image."""
-    if not counts:
-        return []
-    columns = (
-        objects[:, :4].contiguous(),
-        objects[:, 5].long(),
-        objects[:, 6].bool(),
-        objects[:, 4].contiguous(),
-    )
-    parts = zip(*(column.split(list(counts)) for column in columns), strict=True)
-    return [
-        Target(boxes, labels, is_ignored, areas, image_id, size)
-        for (boxes, labels, is_ignored, areas), image_id, size in zip(
-            parts, image_ids, sizes, strict=True
-        )
-    ]
 
 
 def check_sample(image: Tensor, target: Target, size: tuple[int, int] | None, name: str) -> None:

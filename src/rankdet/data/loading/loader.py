@@ -17,24 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankdet.data.loading.collate import (
-    IMAGENET_MEAN,
-    Batch,
-    check_sample,
-    pack_objects,
-    pad_images,
-    unpack_objects,
-)
+from rankdet.data.loading.collate import Batch, check_sample, pad_images
 from rankdet.data.loading.order import BatchOrder, aspect_groups
-from rankdet.data.loading.workers import (
-    WorkerPool,
-    default_num_workers,
-    default_start_method,
-    worker_context,
-)
+from rankdet.data.loading.workers import WorkerPool, default_start_method, worker_context
+from rankdet.data.objects import pack_objects, unpack_objects
+from rankdet.data.processors import usual_num_workers
 from rankdet.data.randomness import SampleKey
 from rankdet.errors import DataError
-from rankdet.structures import Target
+from rankdet.structures import IMAGENET_MEAN, Target
 
 if TYPE_CHECKING:
     from rankdet.data.dataset import DetectionDataset  # all readers hang on it
@@ -73,15 +63,16 @@ def make_loader(
     at the right and at the bottom, with the colour `fill`, to its largest image, rounded up to a
     multiple. The padding, unlike the samples, depends on the images of this process alone.
 
-    Who loads: num_workers processes (0: this one; None: one for each core, at most 8), each with
-    `prefetch` batches ahead, and `timeout` seconds of patience (0: without end). start_method:
+    Who loads: num_workers processes (0: this one; None: one for each processor, at most 8), each
+    with `prefetch` batches ahead, and `timeout` seconds of patience (0: without end). start_method:
     "forkserver", "spawn" or "fork"; with the first two, data set and transform must be defined at
     the top level of a module, and a script must protect its start with `if __name__ ==
     "__main__":`. None: `default_start_method`. pin_memory: for faster copies to a GPU.
     """
     drop_last = shuffle if drop_last is None else drop_last
-    num_workers = default_num_workers() if num_workers is None else num_workers
+    num_workers = usual_num_workers(most=8) if num_workers is None else num_workers
     start_method = default_start_method() if start_method is None else start_method
+    _check_parts(dataset, transform)
     _check_at_least(0, seed=seed, rank=rank, num_workers=num_workers)
     _check_at_least(1, batch_size=batch_size, num_groups=num_groups, multiple=multiple)
     _check_at_least(1, world_size=world_size, prefetch=prefetch)
@@ -261,6 +252,13 @@ def _check_order(length: int, batch_size: int, drop_last: bool, rank: int, world
             f"expected a data set of at least batch_size = {batch_size} images, got {length}: "
             "with drop_last there is no batch"
         )
+
+
+def _check_parts(dataset: object, transform: object) -> None:
+    if not all(hasattr(dataset, name) for name in ("__len__", "image", "target", "size", "name")):
+        raise ValueError(f"expected a data set (see open_dataset), got {dataset!r}")
+    if not callable(transform):
+        raise ValueError(f"expected a transform(image, target, key), got {transform!r}")
 
 
 def _check_at_least(low: int, **settings: object) -> None:

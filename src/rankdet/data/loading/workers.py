@@ -47,15 +47,6 @@ _SIGNALS = {  # what such a death usually means, and what to do
 }
 
 
-def default_num_workers() -> int:
-    """The processor cores that this process may use, shared among torchrun's processes; 1 to 8."""
-    if hasattr(os, "sched_getaffinity"):
-        num_cores = len(os.sched_getaffinity(0))
-    else:
-        num_cores = os.cpu_count() or 1
-    return max(1, min(8, num_cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-
-
 def default_start_method() -> str:
     """How workers start unless told otherwise: never by a fork of this process.
 
@@ -114,11 +105,10 @@ class WorkerPool:
         except (RuntimeError, OSError):
             raise
         except Exception as error:  # pickle raises whatever it meets
-            error.add_note(
-                "Data set and transform are sent to the worker processes: define them at the top "
-                "level of a module, or set num_workers=0."
-            )
-            raise
+            raise LoaderError(
+                f"the data set or the transform cannot be sent to worker processes ({error}). "
+                "Define it at the top level of a module, or set num_workers=0."
+            ) from error
 
     def results(self) -> Iterator[Any]:
         """The result of each key, in order. What `make` raised is raised here."""

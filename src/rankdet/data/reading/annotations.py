@@ -47,6 +47,7 @@ class RawImage:
 
     path: the image file. file, where: the annotation, for messages. declared_size: (width, height).
     is_fraction: whether the corners are fractions of the image's size instead of pixels.
+    num_dropped: objects of the image that the reader has left out.
     """
 
     path: Path
@@ -56,6 +57,7 @@ class RawImage:
     declared_size: tuple[int, int] | None = None
     objects: list[RawObject] = field(default_factory=list)
     is_fraction: bool = False
+    num_dropped: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,11 +147,13 @@ def assemble(
     raw_images: Iterable[RawImage],
     findings: Findings,
     *,
+    is_annotated: bool = True,
     max_pixels: int = images.MAX_PIXELS,
     on_image: Callable[[], None] | None = None,
 ) -> Annotations:
     """The images whose header can be read, with the boxes that keep the rules; the rest is counted.
 
+    is_annotated: False for a test set, where that an image has no objects is nothing to note.
     on_image is called after every image (for a progress bar). Images and objects are counted as
     seen here; a reader that leaves out an image or object counts it itself (`Findings`).
     """
@@ -163,7 +167,11 @@ def assemble(
         findings.objects.seen += len(raw.objects)
         size = _real_size(raw, findings, max_pixels)
         if size is not None:
-            counts.append(_keep_objects(raw, size, objects, findings))
+            num_kept = _keep_objects(raw, size, objects, findings)
+            if is_annotated and not num_kept:
+                code = "all-objects-dropped" if raw.objects or raw.num_dropped else "no-objects"
+                findings.add(Finding.of(code, file=raw.file, where=raw.where))
+            counts.append(num_kept)
             paths.append(os.fsencode(raw.path))
             image_ids.append(raw.image_id)
             sizes.append(size)
@@ -232,9 +240,8 @@ def _keep_objects(
         code, clipped = judge_box(corners, size)
         finding = None
         if code is not None:
-            finding = Finding.of(
-                code, file=raw.file, where=item.where, field="box", value=item.corners
-            )
+            shown = tuple(round(edge, 6) for edge in item.corners)  # 240.01000000000002 is 240.01
+            finding = Finding.of(code, file=raw.file, where=item.where, field="box", value=shown)
         if clipped is None:
             assert finding is not None
             findings.drop_object(finding)
@@ -243,10 +250,7 @@ def _keep_objects(
             findings.add(finding)
             findings.num_clipped += 1
         objects.append(clipped, item)
-    num_kept = len(objects) - num_before
-    if not num_kept:  # also where a reader or a rule has dropped them all
-        findings.add(Finding.of("no-objects", file=raw.file, where=raw.where))
-    return num_kept
+    return len(objects) - num_before
 
 
 def judge_box(corners: Corners, size: tuple[int, int]) -> tuple[str | None, Corners | None]:

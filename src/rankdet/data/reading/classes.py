@@ -88,8 +88,10 @@ def choose_classes(
     if classes is None:
         classes = tuple(own)
     elif not own.keys() & set(classes):
-        detail = f"None of them is among {', '.join(list(own)[:10])}."
-        raise data_error("classes-differ", file=file, field="classes", value=classes, detail=detail)
+        detail = f"It has {', '.join(list(own)[:10])}."
+        raise data_error(
+            "classes-foreign", file=file, field="classes", value=classes, detail=detail
+        )
     spare = count(max(own.values(), default=-1) + 1)
     category_ids = tuple(own[name] if name in own else next(spare) for name in classes)
     labels = {own[name]: label for label, name in enumerate(classes) if name in own}

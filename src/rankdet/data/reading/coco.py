@@ -129,21 +129,26 @@ def _raw_images(
 ) -> Iterator[RawImage]:
     # Without any of the folders, the first one stands in every message.
     folders = [folder for folder in source.folders if folder.is_dir()] or [source.folders[0]]
+    files: set[str] = set()
     for index, entry in enumerate(content.images):
         objects = content.objects.of_image(index)
         where = f"images[{entry.position}]"
         fault = entry.fault
-        path = None
+        path, code = None, "image-outside"
         if fault is None:
             path = _find_image(folders, entry.name, allow_outside)
+            # One file has several spellings: a.jpg, ./a.jpg, train/a.jpg.
+            if path is not None and os.path.normpath(path) in files:
+                path, code = None, "image-entry-twice"
         if path is None:
             fault = fault or Finding.of(
-                "image-outside", file=source.file, where=where, field="file_name", value=entry.name
+                code, file=source.file, where=where, field="file_name", value=entry.name
             )
             findings.images.seen += 1
             findings.objects.seen += len(objects)
             findings.skip_image(fault, len(objects))
             continue
+        files.add(os.path.normpath(path))
         yield RawImage(
             path=path,
             file=str(source.file),
@@ -151,6 +156,7 @@ def _raw_images(
             where=where,
             declared_size=entry.size,
             objects=objects,
+            num_dropped=content.objects.num_dropped[index],
         )
 
 

@@ -38,7 +38,8 @@ class _Rows:
 class Objects:
     """The objects of all images, by the index of the image."""
 
-    def __init__(self, rows: _Rows, num_images: int) -> None:
+    def __init__(self, rows: _Rows, num_images: int, num_dropped: Counter[int]) -> None:
+        self.num_dropped = num_dropped  # by the index of the image
         image = np.array(rows.image, dtype=np.int64)
         order = np.argsort(image, kind="stable")
         self._starts = np.searchsorted(image[order], np.arange(num_images + 1))
@@ -111,10 +112,14 @@ def read_annotations(
     rows = _Rows()
     index_of = {key: index for index, key in enumerate(keys)}
     defaults: Counter[str] = Counter()
+    num_dropped: Counter[int] = Counter()
     for position, item in enumerate(annotations):
         try:
             _append(rows, item, index_of, labels, defaults)
         except _Invalid as fault:
+            key = image_key(item.get("image_id")) if isinstance(item, dict) else None
+            if key in index_of:
+                num_dropped[index_of[key]] += 1
             findings.objects.seen += 1
             findings.drop_object(
                 Finding.of(
@@ -130,7 +135,7 @@ def read_annotations(
             rows.position.append(position)
     _note_defaults(defaults, len(annotations), path, findings)
     _note_ids(annotations, path, findings)
-    return Objects(rows, len(keys))
+    return Objects(rows, len(keys), num_dropped)
 
 
 def _id_sentence(item: Any) -> str:

@@ -18,6 +18,7 @@ from rankdet.data.reading.findings import Finding, Findings, data_error
 from rankdet.data.reading.images import MAX_PIXELS
 from rankdet.data.reading.rules import RULES
 from rankdet.data.reading.split import Parsed, Split
+from rankdet.data.reading.unrecognised import is_archive, is_named_as_part, what_it_is
 from rankdet.errors import DataError
 
 __all__ = ["FORMATS", "read_class_list", "read_split", "recognise", "split_names"]
@@ -44,23 +45,43 @@ class _Reader(Protocol):
 _READERS: dict[str, _Reader] = {"voc": voc, "coco": coco, "yolo": yolo}
 FORMATS = tuple(_READERS)
 
-_LOOKED_FOR = (
-    f"Looked for {voc.LOOKED_FOR}; COCO: a JSON file with images, annotations and categories, here "
-    "or in annotations; YOLO: a data.yaml, or folders images and labels."
-)
+_LOOKED_FOR = {
+    "voc": voc.LOOKED_FOR,
+    "coco": "COCO: a JSON file with images, annotations and categories, here or in annotations",
+    "yolo": "YOLO: a data.yaml, or folders images and labels",
+}
 
 
 def recognise(path: Path | str) -> str:
     """The format of a data set, one of FORMATS, from its files; DataError if it is not clear."""
     path = _existing(path)
-    with _system_errors_explained(path):
-        found = [name for name, reader in _READERS.items() if reader.matches(path)]
+    found = _matching(path)
     if not found:
-        raise data_error("data-unrecognised", file=path, detail=_LOOKED_FOR)
+        sentences = _what_it_is(path)
+        detail = f"Looked for {'; '.join(_LOOKED_FOR.values())}."
+        raise data_error("data-unrecognised", file=path, detail=f"{sentences} {detail}".strip())
     if len(found) > 1:
         detail = f"It looks like {' and like '.join(found)}."
         raise data_error("data-unrecognised", file=path, detail=detail)
     return found[0]
+
+
+def _matching(path: Path) -> list[str]:
+    """The formats that the files look like."""
+    with _system_errors_explained(path):
+        if is_archive(path):
+            return []
+        return [name for name, reader in _READERS.items() if reader.matches(path)]
+
+
+def _what_it_is(path: Path) -> str:
+    """What can be said of a path that has no format; empty if there is nothing."""
+    try:
+        is_inside = is_named_as_part(path) and bool(_matching(path.absolute().parent))
+    except DataError:
+        is_inside = False
+    with _system_errors_explained(path):
+        return what_it_is(path, is_inside)
 
 
 def split_names(path: Path | str, format: str | None = None) -> tuple[str, ...]:
@@ -84,8 +105,8 @@ def read_split(
 ) -> Split:
     """A split, or a sum of splits such as "2007_trainval+2012_trainval", read and judged.
 
-    classes: the class list, where the data's own is not wanted. allow_outside: whether image files
-    may lie outside of the data set. on_start is called with the number of images, then on_image as
+    classes: the class list, where the data's own is not wanted. allow_outside: whether files may
+    lie outside of the data set. on_start is called with the number of images, then on_image as
     many times. The headers of all images are read, but no pixels.
     """
     path = _existing(path)
@@ -147,12 +168,26 @@ def _checked_format(path: Path, format: str | None) -> str:
         return recognise(path)
     if format not in FORMATS:
         raise ValueError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    with _system_errors_explained(path):
+        is_of_format = not is_archive(path) and _READERS[format].matches(path)
+    if not is_of_format:
+        others = _matching(path)
+        detail = f"Looked for {_LOOKED_FOR[format]}."
+        if others:
+            detail += f" It looks like {' and like '.join(map(str.upper, others))}."
+        else:
+            detail += f" {_what_it_is(path)}".rstrip()
+        raise data_error("format-differs", file=path, field="format", value=format, detail=detail)
     return format
 
 
 def _part_names(path: Path, split: str, names: tuple[str, ...]) -> list[str]:
     """The parts of a sum. A split may have a plus in its own name."""
     parts = [split] if split in names else [part.strip() for part in split.split("+")]
+    if "" in parts:
+        is_sum = len(parts) > 1
+        text = "A part of the sum has no name." if is_sum else "The name is empty."
+        raise _unknown_split(path, split, names, text)
     for part, count in Counter(parts).items():
         if count > 1:
             detail = f"{part!r} stands there {count} times."
@@ -177,11 +212,6 @@ def _parse_all(
     differing = next((i for i, names in enumerate(lists) if names != lists[0]), None)
     if differing is None:
         return parsed
-    if format == "voc" and classes is None:
-        # One part has only names of VOC's own 20, the other has more and therefore the list of the
-        # whole data set, which holds for both.
-        wider = next(names for names in lists if names != voc.CLASSES)
-        return _parse_all(path, format, parts, wider, allow_outside)
     only = sorted(set(lists[0]) ^ set(lists[differing]))[:5]
     raise data_error(
         "classes-differ",
@@ -215,15 +245,15 @@ def _parse(
         if error.code != "split-unknown":
             raise
         names = reader.split_names(path)
-        detail = f"There are {', '.join(names)}." if names else "There is none."
-        guess = did_you_mean(part, names)
-        raise data_error(
-            "split-unknown",
-            file=path,
-            field="split",
-            value=part,
-            detail=f"{guess} {detail}" if guess else detail,
-        ) from error
+        raise _unknown_split(path, part, names, did_you_mean(part, names)) from error
+
+
+def _unknown_split(path: Path, split: str, names: tuple[str, ...], text: str) -> DataError:
+    """The error for a split that is none of `names`; text: a sentence that comes first, or none."""
+    detail = f"There are {', '.join(names)}." if names else "There is none."
+    return data_error(
+        "split-unknown", file=path, field="split", value=split, detail=f"{text} {detail}".strip()
+    )
 
 
 def _assembled(
@@ -238,13 +268,15 @@ def _assembled(
         if on_image is not None:
             on_image()
 
-    annotations = assemble(parsed.images, findings, max_pixels=max_pixels, on_image=called)
+    annotations = assemble(
+        parsed.images,
+        findings,
+        is_annotated=parsed.is_annotated,
+        max_pixels=max_pixels,
+        on_image=called,
+    )
     for _ in range(parsed.num_images - num_called):
         called()
-    if not parsed.is_annotated:
-        # Nobody may know the objects of a test set: that an image has none is nothing to note.
-        findings.counts.pop("no-objects", None)
-        findings.examples.pop("no-objects", None)
     return annotations
 
 

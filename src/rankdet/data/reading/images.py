@@ -277,7 +277,9 @@ def _band_rgb(image: Image.Image, shift: int) -> np.ndarray:
     colour: the upper 8 bits are taken, and white is put behind, as viewers show it."""
     if image.mode in _SIXTEEN_BIT:
         return (np.asarray(image) >> shift).astype(np.uint8)[:, :, None]
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+    if image.mode == "La":  # grey multiplied with its transparency: Pillow knows no other way
+        image = image.convert("LA")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))

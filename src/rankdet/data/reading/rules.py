@@ -129,10 +129,19 @@ ANNOTATION_RULES = {
     "no-objects": _note(
         "no objects: the image is used as background", "Nothing to do, if it is meant."
     ),
+    "all-objects-dropped": _note(
+        "all objects of the image were dropped: it is used as background",
+        "Correct them, or take the image out: what it shows is learnt as background.",
+    ),
     "class-unknown": Rule(
         "object dropped",
         "the class is not in the class list",
         "Correct the name or the class list.",
+    ),
+    "split-classes": Rule(
+        "kept",
+        "two splits have different class lists: the same label means different classes",
+        "Give one class list with --classes.",
     ),
     "class-empty": _note("the class has no objects", "Its AP will be n/a."),
     "field-missing": Rule("object dropped", "the field is missing", "Add it."),
@@ -144,7 +153,7 @@ ANNOTATION_RULES = {
     ),
     "size-invalid": Rule(
         "kept",
-        "the annotation's image size is not a whole number: the image's own is used",
+        "expected whole numbers above 0 as the image's size: the image's own is used",
         "Correct it.",
     ),
     "annotation-missing": Rule(
@@ -155,10 +164,9 @@ ANNOTATION_RULES = {
     "annotation-unreadable": Rule(
         "image skipped", "the annotation file cannot be read", "Correct the file."
     ),
-    "annotation-encoding": Rule(
-        "image skipped",
-        "the text is in no encoding that can be recognised",
-        "Save the file as UTF-8.",
+    "annotations-unused": _note(
+        "most images of this test list have no annotation: it is read without objects",
+        "Nothing to do, if it is a test set.",
     ),
     "annotation-unknown-image": Rule(
         "object dropped",
@@ -166,7 +174,8 @@ ANNOTATION_RULES = {
         "Correct image_id, or add the image.",
     ),
     "annotation-id-changed": _note(
-        "annotation ids that are 0, missing or used twice: all are numbered anew", "Nothing to do."
+        "annotation ids that are 0, missing, used twice or not valid: all are numbered anew",
+        "Nothing to do.",
     ),
     "image-id-changed": _note(
         "an image id that is not a whole number: all images are numbered anew",
@@ -176,7 +185,7 @@ ANNOTATION_RULES = {
         "a category that only groups the others and has no objects is left out", "Nothing to do."
     ),
     "annotation-field-default": _note(
-        "a field is missing and taken as its usual value", "Nothing to do."
+        "a field is missing or not filled in, and taken as its usual value", "Nothing to do."
     ),
     "image-entry-invalid": Rule(
         "image skipped", "the entry of the image is not valid", "Correct the entry."
@@ -216,7 +225,12 @@ FILE_RULES = {
     "data-unrecognised": Rule(
         "refused",
         "the format of the data set was not recognised",
-        "Name it with --format voc, coco or yolo.",
+        "Check the path; if it looks like several, name one with --format voc, coco or yolo.",
+    ),
+    "format-differs": Rule(
+        "refused",
+        "the data set does not have the given format",
+        "Correct --format or leave it out.",
     ),
     "data-empty": Rule(
         "refused", "the data set has no usable image", "Check the path and the split."
@@ -236,6 +250,11 @@ FILE_RULES = {
         "refused",
         "the parts of the data set have different classes",
         "Give one class list with --classes.",
+    ),
+    "classes-foreign": Rule(
+        "refused",
+        "none of the given classes occurs in the data",
+        "Take the data's own names, or leave the class list out.",
     ),
     "classes-invalid": Rule(
         "refused", "expected a list of different, non-empty class names", "Correct the class list."

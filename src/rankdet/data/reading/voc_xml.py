@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree.ElementTree import Element
@@ -23,6 +24,10 @@ _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?(nan|inf|infinity)", re.IGNORECASE)
 _LONGEST_NUMBER = 100  # characters
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
+_UNKNOWN_FLAGS = ("", "unspecified")  # what tools write in `difficult` that nobody filled in
+_FLAGS = {"0": False, "1": True, "false": False, "true": True} | dict.fromkeys(
+    _UNKNOWN_FLAGS, False
+)
 
 
 @dataclass(frozen=True)
@@ -46,25 +51,18 @@ class Annotation:
     objects: list[Object] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
+    def names(self) -> set[str]:
+        """The classes of the objects, those included whose box cannot be used."""
+        return {item.name for item in self.objects if item.name is not None}
+
 
 def read_annotation(path: Path) -> Annotation:
     """The annotation of one image; DataError if the file is not one."""
     root = _read_root(path)
     file = str(path)
     size, findings = _size(root, file)
-    # Only direct children are objects: a person can have parts (head, hand, foot) with boxes.
-    objects = [_object(item, i, file) for i, item in enumerate(root.findall("object"), start=1)]
+    objects = list(_objects(root, file, findings))
     return Annotation(file, _text(root, "filename"), size, objects, findings)
-
-
-def read_names(path: Path) -> set[str]:
-    """The class names in a file; none if the file cannot be read."""
-    try:
-        root = _read_root(path)
-    except DataError:
-        return set()
-    names = {_text(item, "name") for item in root.findall("object")}
-    return {name for name in names if _is_name(name)}
 
 
 def number(text: str) -> float | str:
@@ -104,6 +102,10 @@ def _is_name(text: str) -> bool:
 
 def _size(root: Element, file: str) -> tuple[tuple[int, int] | None, list[Finding]]:
     """((width, height) or None, what there is to say about it)."""
+    odd = _odd_child(root, ("size",)) or _odd_child(root.find("size"), ("width", "height"))
+    if odd is not None:
+        name, detail = odd
+        return None, [Finding.of("size-invalid", file=file, field=name, detail=detail)]
     size = []
     for name in ("width", "height"):
         text = _text(root, f"size/{name}")
@@ -117,32 +119,83 @@ def _size(root: Element, file: str) -> tuple[tuple[int, int] | None, list[Findin
     return (size[0], size[1]), []
 
 
-def _object(element: Element, index: int, file: str) -> Object:
-    where = f"object[{index}]"
-    name = _text(element, "name")
+def _odd_child(element: Element | None, names: tuple[str, ...]) -> tuple[str, str] | None:
+    """(tag, what is odd) of a child that should be one of `names`, once, but is not quite."""
+    seen = set()
+    for child in () if element is None else element:
+        if child.tag in seen:
+            return child.tag, "It stands there twice."
+        if child.tag in names:
+            seen.add(child.tag)
+        elif child.tag.lower() in names:
+            return child.tag, f"Write it in lower case: {child.tag.lower()}."
+    return None
 
-    def refused(code: str, field: str, value: object = None, where: str = where) -> Object:
-        finding = Finding.of(code, file=file, where=where, field=field, value=value)
-        return Object(where, name if _is_name(name) else None, finding=finding)
 
-    if not name:
+def _objects(root: Element, file: str, notes: list[Finding]) -> Iterator[Object]:
+    """The objects, and whatever looks like one; notes: where what concerns used ones is added."""
+    # Only direct children are objects: a person can have parts (head, hand, foot) with boxes.
+    found = [child for child in root if child.tag.lower() == "object"]
+    for index, element in enumerate(found, start=1):
+        where = f"{element.tag}[{index}]"
+        yield _object(element, where, file, notes)
+        for inner in element:
+            if inner.tag.lower() == "object":
+                detail = "An object cannot stand in an object."
+                finding = Finding.of(
+                    "field-invalid", file=file, where=where, field=inner.tag, detail=detail
+                )
+                yield Object(where, None, finding=finding)
+
+
+def _object(element: Element, where: str, file: str, notes: list[Finding]) -> Object:
+    name: str | None = None
+
+    def refused(code: str, field: str, value: object = None, detail: str = "") -> Object:
+        place = f"{where}/bndbox" if field.lower() in _SIDES else where
+        finding = Finding.of(code, file=file, where=place, field=field, value=value, detail=detail)
+        return Object(place, name, finding=finding)
+
+    if element.tag != "object":
+        return refused("field-invalid", element.tag, detail="Write it in lower case: object.")
+    odd = _odd_child(element, ("name", "bndbox", "difficult"))
+    if odd is not None:
+        return refused("field-invalid", odd[0], detail=odd[1])
+    text = _text(element, "name")
+    if not text:
         return refused("field-missing", "name")
-    if not _is_name(name):
-        return refused("field-invalid", "name", name)
+    if not _is_name(text):
+        return refused("field-invalid", "name", text)
+    name = text
     box = element.find("bndbox")
     if box is None:
         return refused("field-missing", "bndbox")
+    odd = _odd_child(box, _SIDES)
+    if odd is not None:
+        return refused("field-invalid", odd[0], detail=odd[1])
     values = []
     for side in _SIDES:
         text = _text(box, side)
         value = number(text) if text else "field-missing"
         if isinstance(value, str):
-            return refused(value, side, text or None, f"{where}/bndbox")
+            return refused(value, side, text or None)
         values.append(value)
     difficult = element.find("difficult")
     flag = "0" if difficult is None else (difficult.text or "").strip()
-    if flag not in ("0", "1"):
-        return refused("field-invalid", "difficult", flag)
+    is_difficult = _FLAGS.get(flag.lower())
+    if is_difficult is None:
+        return refused("field-invalid", "difficult", flag, "It must be 0 or 1.")
+    if flag.lower() in _UNKNOWN_FLAGS:
+        notes.append(
+            Finding.of(
+                "annotation-field-default",
+                file=file,
+                where=where,
+                field="difficult",
+                value=flag,
+                detail="Taken as 0.",
+            )
+        )
     left, top, right, bottom = values
     # VOC counts pixels from 1 and includes the last one; we count edges from 0.
-    return Object(where, name, (left - 1, top - 1, right, bottom), flag == "1")
+    return Object(where, name, (left - 1, top - 1, right, bottom), is_difficult)

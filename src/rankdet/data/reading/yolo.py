@@ -19,7 +19,7 @@ from rankdet.data.reading.paths import contained
 from rankdet.data.reading.split import Parsed
 from rankdet.data.reading.split_naming import find_split
 from rankdet.data.reading.yolo_config import Config, existing_splits, is_yolo, locate, read_config
-from rankdet.data.reading.yolo_files import SplitFiles, find_files
+from rankdet.data.reading.yolo_files import SplitFiles, exists, find_files
 from rankdet.errors import DataError
 
 _NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -88,17 +88,25 @@ def _numbers_as_names(config: Config, allow_outside: bool) -> tuple[str, ...]:
         sources = locate(config, split, allow_outside)
         files = find_files(config.root, sources, allow_outside, Findings())
         for label, has_label in zip(files.labels, files.has_label, strict=True):
-            for line in _lines_if_readable(label) if has_label else ():
-                columns = line.split()
+            lines = _lines_if_readable(label, config.root, allow_outside) if has_label else []
+            for columns in map(str.split, lines):
                 number = _class_id(columns[0]) if len(columns) == 5 else None
                 if number is not None and number < _MAX_UNNAMED:
                     highest = max(highest, number)
     return tuple(str(number) for number in range(highest + 1))
 
 
-def _lines_if_readable(path: Path) -> list[str]:
+def _label_lines(path: Path, root: Path, allow_outside: bool) -> list[str]:
+    """The lines of a label file; DataError if it is a link that leads out of the data set."""
+    is_checked = path.is_symlink() and not allow_outside
+    if is_checked and contained(root, str(path.absolute())) is None:
+        raise data_error("file-outside", file=path)
+    return read_lines(path)
+
+
+def _lines_if_readable(path: Path, root: Path, allow_outside: bool) -> list[str]:
     try:
-        return read_lines(path)
+        return _label_lines(path, root, allow_outside)
     except DataError:  # found again, and reported, when its split is read
         return []
 
@@ -112,14 +120,15 @@ def _raw_images(
     entries = zip(files.images, files.labels, files.has_label, strict=True)
     for number, (image, label, has_label) in enumerate(entries, start=1):
         objects: list[RawObject] = []
+        num_dropped = 0
         if has_label:
             try:
-                objects = reader.read(label)
+                objects, num_dropped = reader.read(label)
             except DataError as error:
                 findings.images.seen += 1
                 findings.skip_image(Finding.from_error(error))
                 continue
-        elif is_annotated:
+        elif is_annotated and exists(image):  # a missing image is told of later
             findings.add(Finding.of("image-without-label", file=image))
         yield RawImage(
             path=image,
@@ -127,6 +136,7 @@ def _raw_images(
             image_id=number,
             objects=objects,
             is_fraction=True,
+            num_dropped=num_dropped,
         )
     reader.conclude()
 
@@ -160,18 +170,18 @@ class _LabelReader:
     has_zero: bool = False
     beyond: tuple[Path, int] | None = None  # where an id equals the number of classes
 
-    def read(self, path: Path) -> list[RawObject]:
-        """The objects of one file; a line that breaks a rule is counted and left out."""
-        is_checked = path.is_symlink() and not self.allow_outside
-        if is_checked and contained(self.root, str(path.absolute())) is None:
-            raise data_error("file-outside", file=path)
+    def read(self, path: Path) -> tuple[list[RawObject], int]:
+        """(objects of one file, number of lines that break a rule: counted and left out)."""
         objects = []
-        for number, line in enumerate(read_lines(path), start=1):
+        num_dropped = 0
+        lines = _label_lines(path, self.root, self.allow_outside)
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 objects.append(self._object(line.split(), path, number))
             except _Invalid as fault:
+                num_dropped += 1
                 self.findings.objects.seen += 1
                 self.findings.drop_object(
                     Finding.of(
@@ -183,10 +193,10 @@ class _LabelReader:
                         detail=fault.detail,
                     )
                 )
-        return objects
+        return objects, num_dropped
 
     def _object(self, columns: list[str], path: Path, line: int) -> RawObject:
-        if len(columns) != 5:
+        if len(columns) != 5 or any(column.startswith("#") for column in columns):
             raise _Invalid("line-columns", "line", " ".join(columns[:12]), _columns_detail(columns))
         class_id = _class_id(columns[0])
         if class_id is None:
@@ -241,6 +251,8 @@ class _LabelReader:
 
 
 def _columns_detail(columns: list[str]) -> str:
+    if any(column.startswith("#") for column in columns):
+        return "Comments are not part of the format: remove it."
     if len(columns) == 6:
         return "A sixth column looks like a confidence: remove it."
     if len(columns) >= 7 and len(columns) % 2 == 1:

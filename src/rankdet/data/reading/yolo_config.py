@@ -145,8 +145,11 @@ def _read_yaml_config(file: Path, allow_outside: bool) -> Config:
     if not isinstance(data, dict):
         raise _refused(file, "type", type(data).__name__, "It must be keys with values.")
     names = _names(file, data)
-    # `test:` is often left blank, since it is optional.
-    given = [name for name in _SPLITS if name in data and (data[name] or name != "test")]
+    # Splits are often left blank, test: most of all.
+    blank = {
+        name for name in _SPLITS if data.get(name) is None or (name == "test" and not data[name])
+    }
+    given = [name for name in _SPLITS if name not in blank]
     sources = {name: _source(file, name, data[name]) for name in given}
     if not sources:
         raise _refused(file, "train", data.get("train"), "None of train, val and test is given.")
@@ -155,7 +158,7 @@ def _read_yaml_config(file: Path, allow_outside: bool) -> Config:
 
 def _root(file: Path, value: object, allow_outside: bool) -> Path:
     """The folder that all other paths start from: `path`, or where the YAML file lies."""
-    if value is None or value == "":
+    if value is None:
         return file.parent
     if not isinstance(value, str):
         raise _refused(file, "path", value, "It must be a text.")

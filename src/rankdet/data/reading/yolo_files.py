@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankdet.data.reading.findings import Finding, Findings
+from rankdet.data.reading.findings import Finding, Findings, data_error
 from rankdet.data.reading.images import EXTENSIONS
 from rankdet.data.reading.parsing import MAX_LIST_BYTES, read_lines
 from rankdet.data.reading.paths import contained
@@ -132,18 +132,23 @@ def walk(
             elif is_directory:
                 waiting.append(path)
                 entered.add(real)
-            elif is_link or entry.is_file():  # a link that leads nowhere is a missing image
+            else:  # whoever opens a pipe, or a link that leads nowhere, tells about it
                 found.append(path)
     return sorted(found), sorted(outside)
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What is in a folder, sorted; nothing if there is no folder. DataError if it is closed to us:
+    nobody knows how many files that are wanted lie there."""
     try:
         with os.scandir(folder) as entries:
             shown = [entry for entry in entries if not entry.name.startswith(".")]
             return sorted(shown, key=lambda entry: entry.name)
-    except OSError:  # without the right to look inside
+    except (FileNotFoundError, NotADirectoryError):
         return []
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise data_error("file-unreadable", file=folder, detail=f"{reason}.") from error
 
 
 def _in_folder(folder: Path, root: Path, allow_outside: bool) -> list[_Candidate]:
@@ -183,7 +188,7 @@ def _labels_of(folder: Path, root: Path) -> Path:
         return folder
     last = len(parts) - 1 - parts[::-1].index("images")
     parts[last] = "labels"
-    return (root if inside is not folder else Path()) / Path(*parts)
+    return root / Path(*parts)  # an absolute path stays what it is
 
 
 def _labels_in(source: Path, root: Path, allow_outside: bool) -> list[Path]:

@@ -3,14 +3,12 @@
 `SyntheticDataset` is imported when it is first used: the scenes alone need no torch.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankdet.data.synthetic.dataset import SyntheticDataset, open_synthetic
+    from rankdet.data.synthetic.dataset import SyntheticDataset
 
-__all__ = ["SyntheticDataset", "open_synthetic"]
+__all__ = ["SyntheticDataset"]
 
 
 def __getattr__(name: str) -> Any:

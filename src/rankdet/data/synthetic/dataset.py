@@ -3,12 +3,12 @@
 Nothing is downloaded or stored. An image and its objects are functions of (seed, split, index,
 size) alone: the same in every process and on every machine, whatever the length of the split.
 
-Each image has 0 to 8 objects of 8 classes, turned, stretched, lit and textured at random, from
-about 10 pixels to half of the image's side, over a background of faint patterns, strokes, blobs and
-shapes of no class. They may cover each other and be cut by the image's edge, but at least a quarter
-of each is to be seen. A box holds the whole shape as far as it lies within the image, parts that
-others cover included (as in VOC), and its edges are whole pixels. Objects of which less than 35 %
-is to be seen, or whose box has a side below 6 pixels, are ignored.
+Each image has 0 to 8 objects of 6 classes, turned, stretched, lit and textured at random, from
+about 20 pixels to over half of the image's side, over a background of faint patterns, strokes,
+blobs and shapes of no class. They may cover each other and be cut by the image's edge, but at least
+a quarter of each is to be seen. A box holds the whole shape as far as it lies within the image,
+parts that others cover included (as in VOC), and its edges are whole pixels. Objects of which less
+than 40 % is to be seen, or whose box has a side below 10 pixels, are ignored.
 """
 
 from __future__ import annotations

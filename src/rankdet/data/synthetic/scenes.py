@@ -17,28 +17,23 @@ import numpy as np
 from rankdet.data.synthetic import drawing
 from rankdet.data.synthetic.drawing import Colour, Pattern, Shape
 
-CLASSES: tuple[Shape, ...] = (
-    "disc",
-    "ring",
-    "crescent",
-    "triangle",
-    "square",
-    "pentagon",
-    "star",
-    "cross",
-)
+CLASSES: tuple[Shape, ...] = ("disc", "ring", "triangle", "square", "star", "cross")
 DEFAULT_SIZE, MIN_SIZE, MAX_SIZE = 160, 64, 2048  # pixels of an image's side
 SMALLEST_VISIBLE = 0.25  # share of a shape's pixels that is always to be seen
-CLEARLY_VISIBLE = 0.35  # below, an object is ignored
-SMALLEST_SIDE = 6  # pixels; an object whose box has a shorter side is ignored
+CLEARLY_VISIBLE = 0.4  # below, an object is ignored
+SMALLEST_SIDE = 10  # pixels; an object whose box has a shorter side is ignored
 
-_FOREIGN: tuple[Shape, ...] = ("bar", "half disc", "lens", "arc")  # shapes of no class
-_SMALLEST_RADIUS = 6.0
+# Shapes of no class, some of them much like a class.
+_FOREIGN: tuple[Shape, ...] = ("crescent", "pentagon", "bar", "half disc", "lens", "arc")
+_SMALLEST_RADIUS = 12.0  # pixels
+_LARGEST_RADIUS = 0.3  # of the image's side
+_MAX_FOREIGN = 1  # shapes of no class in one image
+_BESIDE = 0.2  # how often an item is put beside another one
+_SMALLEST_CONTRAST = 100.0  # of an item to its background, summed over the colours
 _TRIES = 8  # places that are tried for an object before it is given up
 _MARGIN = 4  # pixels around a shape for soft edges and shadows
 # Of 100 images, how many are to have 0, 1, ... 8 objects.
-_NUM_OBJECTS = [0] * 6 + [1] * 14 + [2] * 18 + [3] * 18 + [4] * 15 + [5] * 11 + [6] * 8
-_NUM_OBJECTS += [7] * 6 + [8] * 4
+_NUM_OBJECTS = [0] * 5 + [1] * 28 + [2] * 28 + [3] * 19 + [4] * 10 + [5] * 5 + [6] * 3 + [7] + [8]
 PATTERNS: tuple[Pattern, ...] = ("plain", "stripes", "checks", "dots", "gradient", "noise")
 COLOURS: tuple[Colour, ...] = (
     (232, 93, 79),
@@ -182,7 +177,7 @@ def arrange(key: Sequence[int], size: int) -> Scene:
     kinds: list[int | None] = [
         stream.below(len(CLASSES)) for _ in range(stream.choice(_NUM_OBJECTS))
     ]
-    for _ in range(stream.below(4)):
+    for _ in range(stream.below(_MAX_FOREIGN + 1)):
         kinds.insert(stream.below(len(kinds) + 1), None)
     pile = _Pile(size)
     for label in kinds:
@@ -240,7 +235,7 @@ def _draw_item(
 ) -> Item:
     shape = stream.choice(_FOREIGN) if label is None else CLASSES[label]
     # Sizes are alike on a logarithmic scale. Rounded as `direction` is: see there.
-    ratio = size / 4 / _SMALLEST_RADIUS
+    ratio = size * _LARGEST_RADIUS / _SMALLEST_RADIUS
     radius = round(_SMALLEST_RADIUS * math.exp(math.log(ratio) * stream.uniform()) * 64) / 64
     x, y = _centre(stream, radius, size, items)
     cosine, sine = drawing.direction(stream.uniform(0, 2 * math.pi))
@@ -267,7 +262,7 @@ def _draw_item(
 
 def _centre(stream: Stream, radius: float, size: int, items: list[Item]) -> tuple[float, float]:
     """(x, y) of a new item: anywhere, or beside another one, so that shapes often overlap."""
-    if not items or stream.chance(0.6):
+    if not items or stream.chance(1 - _BESIDE):
         low, high = 0.1 * radius, size - 0.1 * radius
         return stream.uniform(low, high), stream.uniform(low, high)
     left, top, right, bottom = stream.choice(items).box()
@@ -279,7 +274,7 @@ def _centre(stream: Stream, radius: float, size: int, items: list[Item]) -> tupl
 
 def _style(stream: Stream, radius: float, ground: tuple[Colour, Colour]) -> Style:
     colour = stream.choice(COLOURS)
-    while min(_difference(colour, ground[0]), _difference(colour, ground[1])) < 100:
+    while min(_difference(colour, ground[0]), _difference(colour, ground[1])) < _SMALLEST_CONTRAST:
         colour = stream.choice(COLOURS)
     other = stream.choice(COLOURS)
     contrast = stream.uniform(0.25, 0.85)

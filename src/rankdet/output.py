@@ -29,13 +29,20 @@ def refuse_foreign(path: Path, mark: str, is_forced: bool = False) -> None:
     if start and mark.encode() not in start:
         raise RankdetError(
             f"{path}: the file exists and was not written by this command. "
-            "Give another name, or --force to replace it."
+            "Give another name, or remove it first (or --force, where the command has it)."
         )
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write under a temporary name, then rename: no reader ever sees half of a file."""
-    path = Path(os.path.realpath(path))  # a link stays a link
+    try:
+        _write_and_rename(Path(os.path.realpath(path)), content)  # a link stays a link
+    except OSError as error:  # would name the temporary file
+        reason = error.strerror or type(error).__name__
+        raise RankdetError(f"{path}: the file cannot be written: {reason}.") from error
+
+
+def _write_and_rename(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     temporary = Path(name)
