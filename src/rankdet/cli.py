@@ -217,6 +217,12 @@ def view(
     output.refuse_foreign(out, pages.MARK, force)
     wanted = class_names or ()
     if data == "synthetic":
+        if format is not None or classes is not None:
+            raise typer.BadParameter(
+                "the embedded data set has neither another format nor other classes: leave "
+                "--format and --classes out.",
+                param_hint="DATA",
+            )
         sections = pages.synthetic_sections(
             split_names=split or (), wanted=wanted, count=count, seed=seed
         )

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("rankdet", "torchvision", "numpy", "matplotlib")
+_PACKAGES = ("rankdet", "torchvision", "numpy", "pillow", "pyyaml", "matplotlib")
 
 
 def provenance(**settings: Any) -> dict[str, Any]:

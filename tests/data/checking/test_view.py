@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 from typer.testing import CliRunner, Result
 
@@ -363,3 +364,12 @@ print("heavy:", sorted(set(sys.modules) & {{"torch", "torchvision", "matplotlib"
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.stdout.splitlines()[-2:] == ["status 0", "heavy: []"], result.stderr
+
+
+@pytest.mark.parametrize("option", ["--format", "--classes"])
+def test_the_embedded_set_has_no_other_format_or_classes(tmp_path: Path, option: str) -> None:
+    (tmp_path / "names.txt").write_text("cat")
+    value = {"--format": "voc", "--classes": str(tmp_path / "names.txt")}[option]
+    result = invoke("synthetic", option, value, "--out", str(tmp_path / "page.html"))
+    assert result.exit_code == 2
+    assert not (tmp_path / "page.html").exists()

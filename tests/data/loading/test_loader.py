@@ -616,3 +616,14 @@ def test_what_is_no_data_set_or_no_transform_is_refused() -> None:
         make_loader("folder", FakeTransform(), batch_size=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"expected a transform\(image, target, key\), got None"):
         make_loader(FakeDataset(), None, batch_size=2)  # type: ignore[arg-type]
+
+
+def test_a_seed_that_no_sample_can_have_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"expected seed below 2\*\*32, got 4294967296"):
+        make_loader(FakeDataset(), FakeTransform(), batch_size=2, seed=2**32)
+
+
+@pytest.mark.parametrize("size", [64, (64,), (0, 64), "64"])
+def test_a_fixed_size_is_a_pair(size: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected size to be \(height, width\)"):
+        make_loader(FakeDataset(), FakeTransform(), batch_size=2, size=size)

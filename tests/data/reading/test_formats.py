@@ -317,7 +317,7 @@ def test_images_outside_are_used_if_they_are_allowed(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_for_every_image(devkit: Path) -> None:
-    for split, expected in (("2012_trainval", 2), ("2007_trainval+2012_trainval+2012_test", 5)):
+    for split, expected in (("2012_trainval", 2), ("2007_trainval+2012_trainval+2007_test", 5)):
         calls: list[int] = []
         reads(devkit, split, on_start=calls.append, on_image=lambda calls=calls: calls.append(-1))
         assert calls == [expected] + [-1] * expected
@@ -373,12 +373,6 @@ def test_a_sum_has_the_images_of_all_parts(devkit: Path) -> None:
 def test_the_order_of_the_parts_and_spaces_around_them(devkit: Path) -> None:
     split = reads(devkit, "2007_test + 2007_trainval")
     assert [split.annotations.path(i).stem for i in range(3)] == ["3", "1", "2"]
-
-
-def test_a_sum_with_a_test_set_is_not_annotated(devkit: Path) -> None:
-    split = reads(devkit, "2007_trainval+2012_test")
-    assert not split.is_annotated
-    assert split.findings.counts == {"no-objects": 1}  # of 2007_trainval
 
 
 def test_a_part_may_be_without_images(devkit: Path) -> None:
@@ -512,3 +506,71 @@ def test_reading_does_not_import_torch() -> None:
         "assert not {'torch', 'torchvision'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_sum_with_a_test_set_is_refused(devkit: Path) -> None:
+    with pytest.raises(DataError, match=r"There are none for '2012_test'\.") as caught:
+        formats.read_split(devkit, "2007_trainval+2012_test")
+    assert caught.value.code == "split-unannotated"
+
+
+@pytest.mark.parametrize("split", [None, 3, b"train"])
+def test_a_split_is_a_text(devkit: Path, split: Any) -> None:
+    with pytest.raises(ValueError, match="split: expected a text, got"):
+        formats.read_split(devkit, split)
+
+
+def test_classes_may_come_from_a_generator_or_an_array() -> None:
+    assert checked_classes((name for name in ("cat", "dog")), file="a") == ("cat", "dog")
+    assert checked_classes(np.array(["cat", "dog"]), file="a") == ("cat", "dog")
+    with pytest.raises(DataError, match="1 to 200 characters"):
+        checked_classes(["\ud800"], file="a")
+
+
+@pytest.mark.parametrize("place", ["", "VOCdevkit", "VOCdevkit/VOC2007"])
+def test_the_class_file_of_a_voc_set_is_found_wherever_the_set_is_opened(
+    tmp_path: Path, place: str
+) -> None:
+    lists = {"train": {"1": annotation("cat")}}
+    write_year(tmp_path / "VOCdevkit" / "VOC2007", lists)
+    (tmp_path / place / "classes.txt").write_text("dog\ncat\n")
+    assert formats.read_split(tmp_path, "2007_train").classes == ("dog", "cat")
+
+
+def test_the_class_file_of_one_year_is_not_that_of_two(tmp_path: Path) -> None:
+    for year in ("VOC2007", "VOC2012"):
+        write_year(tmp_path / year, {"train": {"1": annotation("cat")}})
+    (tmp_path / "VOC2007" / "classes.txt").write_text("dog\ncat\n")
+    assert formats.read_split(tmp_path, "2007_train").classes == voc.CLASSES
+
+
+def test_a_given_class_without_objects_may_stand_in_the_class_file(tmp_path: Path) -> None:
+    write_year(tmp_path, {"train": {"1": annotation("cat")}})
+    (tmp_path / "classes.txt").write_text("dog\ncat\n")
+    split = formats.read_split(tmp_path, "train", classes=("dog",))
+    assert split.findings.objects.dropped == {"class-unknown": 1}
+    with pytest.raises(DataError, match="none of the given classes occurs"):
+        formats.read_split(tmp_path, "train", classes=("zebra",))
+
+
+@pytest.mark.parametrize("name", ["latest", "contest", "my_contest"])
+def test_a_list_whose_name_only_sounds_like_test_is_annotated(tmp_path: Path, name: str) -> None:
+    write_year(tmp_path, {name: {"1": annotation("cat"), "2": None, "3": None}})
+    split = formats.read_split(tmp_path, name)
+    assert split.is_annotated
+    assert split.findings.images.dropped == {"annotation-missing": 2}
+
+
+def test_a_link_to_a_year_has_the_year_of_its_own_name(tmp_path: Path) -> None:
+    write_year(tmp_path / "other", {"train": {"1": annotation("cat")}})
+    (tmp_path / "VOC2012").symlink_to(tmp_path / "other")
+    assert len(formats.read_split(tmp_path / "VOC2012", "2012_train")) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_among_the_lists_is_not_waited_for(tmp_path: Path) -> None:
+    write_year(tmp_path, {"train": {"1": annotation("cat")}})
+    os.mkfifo(tmp_path / "ImageSets/Main/x_train.txt")
+    assert "train" in formats.split_names(tmp_path)
+    with pytest.raises(DataError, match="not a plain file"):
+        formats.read_split(tmp_path, "x_train")

@@ -76,6 +76,7 @@ def make_loader(
     _check_at_least(0, seed=seed, rank=rank, num_workers=num_workers)
     _check_at_least(1, batch_size=batch_size, num_groups=num_groups, multiple=multiple)
     _check_at_least(1, world_size=world_size, prefetch=prefetch)
+    _check_seed(seed)
     _check_order(len(dataset), batch_size, drop_last, rank, world_size)
     _check_rest(size, fill, timeout, start_method)
     if num_workers:
@@ -239,6 +240,12 @@ class _MakeBatch:
         return image, target
 
 
+def _check_seed(seed: int) -> None:
+    """Before the first batch: `SampleKey` would refuse it only then."""
+    if seed >= 2**32:
+        raise ValueError(f"expected seed below 2**32, got {seed}")
+
+
 def _check_order(length: int, batch_size: int, drop_last: bool, rank: int, world_size: int) -> None:
     if rank >= world_size:
         raise ValueError(f"expected rank below world_size = {world_size}, got {rank}")
@@ -270,7 +277,8 @@ def _check_at_least(low: int, **settings: object) -> None:
 def _check_rest(
     size: tuple[int, int] | None, fill: Sequence[float], timeout: float, start_method: str
 ) -> None:
-    if size is not None and (len(list(size)) != 2 or min(size) < 1):
+    is_pair = isinstance(size, tuple | list) and len(size) == 2
+    if size is not None and not (is_pair and min(size) >= 1):
         raise ValueError(f"expected size to be (height, width) above 0 or None, got {size!r}")
     if len(fill) != 3:
         raise ValueError(f"expected fill to have 3 values, got {fill!r}")

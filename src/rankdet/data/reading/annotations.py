@@ -22,7 +22,7 @@ from rankdet.errors import DataError
 Corners = tuple[float, float, float, float]
 
 _MANY_BOXES = 1000
-_ROUNDING = 0.01  # pixels over the edge that come from a file's decimals and are not worth a note
+_ROUNDING = 0.02  # pixels over the edge that come from two decimals in a file: not worth a note
 _SMALLEST_AREA = 1e-30  # square pixels: less is soon no area in float32
 _SMALLEST_INSIDE = 0.5  # of a box's area: with less inside of the image, the box is dropped
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,7 @@ def read_class_list(path: Path | str) -> tuple[str, ...]:
     return checked_classes([name for name in names if name], file=path)
 
 
-def checked_classes(names: Sequence[str], *, file: object) -> tuple[str, ...]:
+def checked_classes(names: Iterable[str], *, file: object) -> tuple[str, ...]:
     """The names as a tuple, if they are different and not empty; otherwise DataError.
 
     >>> checked_classes(["cat", "dog"], file="classes.txt")
@@ -35,18 +35,19 @@ def checked_classes(names: Sequence[str], *, file: object) -> tuple[str, ...]:
 
     if isinstance(names, str):
         raise refuse("It is one text, not a list.", names)
+    names = tuple(names)
     if not names:
         raise refuse("It has no names.")
     seen = set()
     for name in names:
         if not isinstance(name, str):
             raise refuse("Every name must be a text.", name)
-        if not name.strip() or len(name) > MAX_NAME:
+        if not is_class_name(name):
             raise refuse(f"A name has 1 to {MAX_NAME} characters.", name)
         if name in seen:
             raise refuse("The name stands there twice.", name)
         seen.add(name)
-    return tuple(names)
+    return names
 
 
 @functools.lru_cache(maxsize=1000)  # one misspelt class can be that of every object

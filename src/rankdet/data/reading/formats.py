@@ -109,12 +109,15 @@ def read_split(
     lie outside of the data set. on_start is called with the number of images, then on_image as
     many times. The headers of all images are read, but no pixels.
     """
+    if not isinstance(split, str):
+        raise ValueError(f"split: expected a text, got {split!r}")
     path = _existing(path)
     format = _checked_format(path, format)
     names = None if classes is None else checked_classes(classes, file=path)
     parts = _part_names(path, split, split_names(path, format))
     with _system_errors_explained(path):
         parsed = _parse_all(path, format, parts, names, allow_outside)
+    _check_annotated(path, parts, [part.is_annotated for part, _ in parsed])
     if on_start is not None:
         on_start(sum(part.num_images for part, _ in parsed))
     read = [_assembled(part, found, max_pixels, on_image) for part, found in parsed]
@@ -129,7 +132,7 @@ def read_split(
         format=format,
         classes=first.classes,
         category_ids=first.category_ids,
-        is_annotated=all(part.is_annotated for part, _ in parsed),
+        is_annotated=first.is_annotated,
         annotations=_joined(path, parts, read),
         findings=findings,
     )
@@ -225,6 +228,19 @@ def _parse_all(
             else ", in another order."
         ),
     )
+
+
+def _check_annotated(path: Path, parts: list[str], are_annotated: list[bool]) -> None:
+    """Refuse a sum with a test set in it: its images would be used as background."""
+    if len(set(are_annotated)) > 1:
+        bare = [repr(part) for part, is_one in zip(parts, are_annotated, strict=True) if not is_one]
+        raise data_error(
+            "split-unannotated",
+            file=path,
+            field="split",
+            value="+".join(parts),
+            detail=f"There are none for {', '.join(bare)}.",
+        )
 
 
 def _parse(

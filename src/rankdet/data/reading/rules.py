@@ -246,6 +246,11 @@ FILE_RULES = {
         "the parts of the split have images in common",
         "Name parts that share no image.",
     ),
+    "split-unannotated": Rule(
+        "refused",
+        "all parts of a sum must have annotations, or none of them",
+        "Leave the test set out, or read it alone.",
+    ),
     "classes-differ": Rule(
         "refused",
         "the parts of the data set have different classes",

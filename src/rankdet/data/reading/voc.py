@@ -45,18 +45,20 @@ def parse(
 ) -> Parsed:
     """The images of a split. num_images counts the entries of the list, unusable ones included.
 
-    Without a class list, and without a classes.txt in `path`, `classes_of` makes one. A list whose
-    name ends with "test" is annotated only if half of its images are: the official test archive
-    brings files for some, which belong to other tasks.
+    Without a class list, and without a classes.txt, `classes_of` makes one. A list `test` is
+    annotated only if half of its images are: the official test archive brings files for some,
+    which belong to other tasks.
     """
     year = locate(path, split, allow_outside)
     num_annotated = year.num_annotated()
-    is_annotated = not split.endswith("test") or 0 < len(year.entries) <= 2 * num_annotated
+    is_test = split.rpartition("_")[2] == "test"
+    is_annotated = not is_test or 0 < len(year.entries) <= 2 * num_annotated
     if num_annotated and not is_annotated:
         detail = f"{num_annotated} of {len(year.entries)} images have one."
         findings.add(Finding.of("annotations-unused", file=year.entries[0].file, detail=detail))
-    if classes is None and (path / "classes.txt").is_file():
-        classes = read_class_list(path / "classes.txt")
+    class_file = _class_file(path, year)
+    if classes is None and class_file is not None:
+        classes, class_file = read_class_list(class_file), None
     ready: dict[str, voc_xml.Annotation | DataError] = {}
     if classes is None:
         ready = {entry.image_id: year.read(entry.image_id) for entry in year.entries}
@@ -65,9 +67,20 @@ def parse(
         classes=classes,
         category_ids=tuple(range(1, len(classes) + 1)),
         is_annotated=is_annotated,
-        images=_raw_images(year, ready, classes, findings, is_annotated),
+        images=_raw_images(year, ready, classes, findings, is_annotated, class_file),
         num_images=len(year.entries),
     )
+
+
+def _class_file(path: Path, year: Year) -> Path | None:
+    """The classes.txt of the data set: in its own folder, the VOCdevkit's, or its only year's."""
+    folders = [path]
+    if year.folder != path:
+        folders.append(year.folder.parent)
+    if len(years_of(path)) == 1:
+        folders.append(year.folder)
+    files = (folder / "classes.txt" for folder in folders)
+    return next((file for file in files if file.is_file()), None)
 
 
 def _raw_images(
@@ -76,8 +89,12 @@ def _raw_images(
     classes: tuple[str, ...],
     findings: Findings,
     is_annotated: bool,
+    class_file: Path | None,
 ) -> Iterator[RawImage]:
-    """The images that can be used as far as the annotations tell; the others are counted."""
+    """The images that can be used as far as the annotations tell; the others are counted.
+
+    class_file: the data set's own class list, where another one was given.
+    """
     labels = {name: label for label, name in enumerate(classes)}
     seen: set[str] = set()
     names: set[str] = set()
@@ -114,7 +131,7 @@ def _raw_images(
             num_dropped=len(annotation.objects) - len(objects),
         )
     if names and not names & labels.keys():
-        check_given(year, classes)
+        check_given(year, classes, class_file)
 
 
 def _skip(finding: Finding, findings: Findings, num_objects: int = 0) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from rankdet.data.reading import voc_xml
+from rankdet.data.reading.classes import read_class_list
 from rankdet.data.reading.findings import data_error
 from rankdet.data.reading.parsing import MAX_XML_BYTES, read_bytes
 from rankdet.data.reading.voc_files import Year, entries_of, lists_of, years_of
@@ -45,9 +46,12 @@ def classes_of(year: Year, ready: Mapping[str, voc_xml.Annotation | DataError]) 
     return tuple(sorted(names))
 
 
-def check_given(year: Year, classes: tuple[str, ...]) -> None:
-    """DataError if the data set has names, but none of the given ones."""
-    names: set[str] = set()
+def check_given(year: Year, classes: tuple[str, ...], class_file: Path | None) -> None:
+    """DataError if the data set has names, but none of the given ones.
+
+    class_file: its classes.txt, which may name classes that have no object.
+    """
+    names = set() if class_file is None else set(read_class_list(class_file))
     for path in _annotation_files(year, ()):
         names |= _names_in(path)
     if names and not names & set(classes):

@@ -202,6 +202,8 @@ def _is_class_list(name: str, files: dict[str, Path]) -> bool:
     ending = name.rpartition("_")[2]
     if "_" not in name or not (ending in _LISTS or ending in files):
         return False
+    if not _is_file(files[name]):  # to open a pipe would wait for ever
+        return False
     try:
         with files[name].open("rb") as stream:
             start = stream.read(1000).decode("utf-8-sig", errors="replace")
@@ -221,13 +223,21 @@ def locate(path: Path, split: str, allow_outside: bool) -> Year:
         lists = lists_of(folder)
         name = split.removeprefix(prefix)
         if not prefix and name not in lists:
-            ending = re.search("[0-9]{4}$", path.resolve().name)
-            name = split.removeprefix(f"{ending[0]}_") if ending else split
+            name = _without_year(split, path)
         if split.startswith(prefix) and name in lists:
             year = Year(path, folder, allow_outside)
             year.entries = entries_of(lists[name], year)
             return year
     raise data_error("split-unknown", file=path, field="split", value=split)
+
+
+def _without_year(split: str, folder: Path) -> str:
+    """`train` of `2012_train`, if the folder's name, or that of what it links to, ends in 2012."""
+    for name in (folder.absolute().name, folder.resolve().name):
+        ending = re.search("[0-9]{4}$", name)
+        if ending and split.startswith(f"{ending[0]}_"):
+            return split.removeprefix(f"{ending[0]}_")
+    return split
 
 
 def entries_of(file: Path, year: Year) -> list[Entry]:
