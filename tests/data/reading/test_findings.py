@@ -168,3 +168,14 @@ def test_a_refused_file_among_findings_is_an_image_skipped() -> None:
     finding = Finding.of("xml-malformed", file="a.xml")
     assert (finding.rule.outcome, finding.outcome) == ("refused", "image skipped")
     assert finding.as_dict()["outcome"] == "image skipped"
+
+
+def test_what_a_reader_leaves_out_is_seen_and_dropped() -> None:
+    found = Findings()
+    found.leave_out_object(Finding.of("box-zero-area", file="a.txt"))
+    found.leave_out_image(Finding.of("image-missing", file="a.jpg"), num_objects=3)
+    assert (found.images.seen, found.objects.seen) == (1, 4)
+    assert found.images.dropped == {"image-missing": 1}
+    assert found.objects.dropped == {"box-zero-area": 1, "image-missing": 3}
+    assert found.images.reconciles()
+    assert found.objects.reconciles()

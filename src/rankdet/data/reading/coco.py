@@ -144,9 +144,7 @@ def _raw_images(
             fault = fault or Finding.of(
                 code, file=source.file, where=where, field="file_name", value=entry.name
             )
-            findings.images.seen += 1
-            findings.objects.seen += len(objects)
-            findings.skip_image(fault, len(objects))
+            findings.leave_out_image(fault, len(objects))
             continue
         files.add(os.path.normpath(path))
         yield RawImage(

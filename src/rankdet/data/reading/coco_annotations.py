@@ -120,8 +120,7 @@ def read_annotations(
             key = image_key(item.get("image_id")) if isinstance(item, dict) else None
             if key in index_of:
                 num_dropped[index_of[key]] += 1
-            findings.objects.seen += 1
-            findings.drop_object(
+            findings.leave_out_object(
                 Finding.of(
                     fault.code,
                     file=path,

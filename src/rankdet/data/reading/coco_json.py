@@ -152,8 +152,7 @@ def _image_entries(images: list[Any], path: Path, findings: Findings) -> list[Im
         elif key in keys:
             fault = Finding.of("image-entry-twice", file=path, where=where, field="id", value=key)
         if fault is not None:
-            findings.images.seen += 1
-            findings.skip_image(fault)
+            findings.leave_out_image(fault)
             continue
         assert key is not None
         keys.add(key)

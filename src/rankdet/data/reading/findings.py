@@ -155,6 +155,17 @@ class Findings:
         if num_objects:
             self.objects.dropped[finding.code] += num_objects
 
+    def leave_out_object(self, finding: Finding) -> None:
+        """A reader drops an object that nobody has counted yet: it is seen, and not used."""
+        self.objects.seen += 1
+        self.drop_object(finding)
+
+    def leave_out_image(self, finding: Finding, num_objects: int = 0) -> None:
+        """A reader skips an image that nobody has counted yet, nor its `num_objects` objects."""
+        self.images.seen += 1
+        self.objects.seen += num_objects
+        self.skip_image(finding, num_objects)
+
     def unuse_image(self, finding: Finding, num_objects: int, num_ignored: int) -> None:
         """An image that counts as used is skipped after all, as are its objects that do.
 

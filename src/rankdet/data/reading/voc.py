@@ -100,11 +100,11 @@ def _raw_images(
     names: set[str] = set()
     for position, entry in enumerate(year.entries):
         if entry.image_id in seen:
-            _skip(entry.finding("image-entry-twice"), findings)
+            findings.leave_out_image(entry.finding("image-entry-twice"))
             continue
         seen.add(entry.image_id)
         if year.leaves(entry.image_id):
-            _skip(entry.finding("image-outside"), findings)
+            findings.leave_out_image(entry.finding("image-outside"))
             continue
         annotation: voc_xml.Annotation | DataError
         if is_annotated:
@@ -112,12 +112,12 @@ def _raw_images(
         else:
             annotation = voc_xml.Annotation(file=str(year.images.folder / entry.image_id))
         if isinstance(annotation, DataError):
-            _skip(Finding.from_error(annotation), findings)
+            findings.leave_out_image(Finding.from_error(annotation))
             continue
         names |= annotation.names()
         path = year.image_path(entry.image_id, annotation.filename)
         if path is None:
-            _skip(_outside(year, entry, annotation), findings, len(annotation.objects))
+            findings.leave_out_image(_outside(year, entry, annotation), len(annotation.objects))
             continue
         for note in annotation.findings:
             findings.add(note)
@@ -132,13 +132,6 @@ def _raw_images(
         )
     if names and not names & labels.keys():
         check_given(year, classes, class_file)
-
-
-def _skip(finding: Finding, findings: Findings, num_objects: int = 0) -> None:
-    """Count an image that `assemble` will not see."""
-    findings.images.seen += 1
-    findings.objects.seen += num_objects
-    findings.skip_image(finding, num_objects)
 
 
 def _outside(year: Year, entry: Entry, annotation: voc_xml.Annotation) -> Finding:
@@ -166,8 +159,7 @@ def _raw_objects(
                 detail=did_you_mean(item.name or "", tuple(labels)),
             )
         if finding is not None:
-            findings.objects.seen += 1
-            findings.drop_object(finding)
+            findings.leave_out_object(finding)
             continue
         assert item.name is not None
         assert item.corners is not None

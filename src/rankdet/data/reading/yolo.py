@@ -115,8 +115,7 @@ def _raw_images(
     files: SplitFiles, reader: _LabelReader, is_annotated: bool, findings: Findings
 ) -> Iterator[RawImage]:
     for orphan in files.orphans:
-        findings.images.seen += 1
-        findings.skip_image(Finding.of("label-without-image", file=orphan))
+        findings.leave_out_image(Finding.of("label-without-image", file=orphan))
     entries = zip(files.images, files.labels, files.has_label, strict=True)
     for number, (image, label, has_label) in enumerate(entries, start=1):
         objects: list[RawObject] = []
@@ -125,8 +124,7 @@ def _raw_images(
             try:
                 objects, num_dropped = reader.read(label)
             except DataError as error:
-                findings.images.seen += 1
-                findings.skip_image(Finding.from_error(error))
+                findings.leave_out_image(Finding.from_error(error))
                 continue
         elif is_annotated and exists(image):  # a missing image is told of later
             findings.add(Finding.of("image-without-label", file=image))
@@ -182,8 +180,7 @@ class _LabelReader:
                 objects.append(self._object(line.split(), path, number))
             except _Invalid as fault:
                 num_dropped += 1
-                self.findings.objects.seen += 1
-                self.findings.drop_object(
+                self.findings.leave_out_object(
                     Finding.of(
                         fault.code,
                         file=path,

@@ -59,8 +59,7 @@ def find_files(
             used.add(label)
             fault = _fault(candidate, label, owners)
             if fault is not None:
-                findings.images.seen += 1
-                findings.skip_image(fault)
+                findings.leave_out_image(fault)
                 continue
             files.images.append(candidate.image)
             files.labels.append(label)
