@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import os
 import stat
 import threading
@@ -466,3 +467,23 @@ def test_any_signs_of_yaml_give_data_or_a_data_error(tmp_path_factory, text):
     for read in READERS:
         with suppress(DataError):
             read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1.0), ("-0.5", -0.5), ("+.5", 0.5), ("2.", 2.0), ("1e3", 1000.0), ("1E-2", 0.01)],
+)
+def test_a_number_is_read(text: str, value: float) -> None:
+    assert parsing.parse_number(text) == value
+
+
+@pytest.mark.parametrize("text", ["nan", "-inf", "Infinity", "1e999"])
+def test_a_number_may_be_not_finite(text: str) -> None:
+    number = parsing.parse_number(text)
+    assert number is not None
+    assert not math.isfinite(number)
+
+
+@pytest.mark.parametrize("text", ["", " 1", "1_0", "1,5", "0x1", "\u0661", ".", "1e", "9" * 101])
+def test_what_is_no_number_is_none(text: str) -> None:
+    assert parsing.parse_number(text) is None

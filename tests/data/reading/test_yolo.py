@@ -172,7 +172,7 @@ def test_repeated_lines_are_all_kept(tmp_path: Path) -> None:
         ("1 0.5 0.5 0_5 0.5", "box-not-a-number", "width", "'0_5'"),
         ("1 0.5 0.5 0.5 ٠.٥", "box-not-a-number", "height", "'٠.٥'"),
         ("1 0.5 0.5 0.5 0x1", "box-not-a-number", "height", "'0x1'"),
-        ("1 0.5 0.5 0.5 " + "1" * 100, "box-not-a-number", "height", None),
+        ("1 0.5 0.5 0.5 " + "1" * 101, "box-not-a-number", "height", None),
         ("1 NaN 0.5 0.5 0.5", "box-not-finite", "x centre", "'NaN'"),
         ("1 0.5 -Infinity 0.5 0.5", "box-not-finite", "y centre", "'-Infinity'"),
         ("1 0.5 0.5 1e999 0.5", "box-not-finite", "width", "'1e999'"),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rankdet.data.reading.annotations import RawObject
-from rankdet.data.reading.findings import Finding, Findings
+from rankdet.data.reading.findings import BrokenRule, Finding, Findings
 
 _LARGEST_AREA = 1e30  # below float32's limit
 
@@ -87,17 +87,6 @@ def image_key(value: object) -> ImageKey | None:
     return value if isinstance(value, str) else whole(value)
 
 
-class _Invalid(Exception):
-    """The rule that an annotation breaks, with field, value and detail."""
-
-    def __init__(self, code: str, name: str, value: object, detail: str = "") -> None:
-        super().__init__(code)
-        self.code = code
-        self.name = name
-        self.value = value
-        self.detail = detail
-
-
 def read_annotations(
     annotations: list[Any],
     keys: Sequence[ImageKey],
@@ -116,19 +105,13 @@ def read_annotations(
     for position, item in enumerate(annotations):
         try:
             _append(rows, item, index_of, labels, defaults)
-        except _Invalid as fault:
+        except BrokenRule as fault:
             key = image_key(item.get("image_id")) if isinstance(item, dict) else None
             if key in index_of:
                 num_dropped[index_of[key]] += 1
+            where = f"annotations[{position}]"
             findings.leave_out_object(
-                Finding.of(
-                    fault.code,
-                    file=path,
-                    where=f"annotations[{position}]",
-                    field=fault.name,
-                    value=fault.value,
-                    detail=f"{fault.detail} {_id_sentence(item)}".strip(),
-                )
+                fault.finding(file=path, where=where, more=_id_sentence(item))
             )
         else:
             rows.position.append(position)
@@ -191,9 +174,9 @@ def _append(
     labels: dict[int, int],
     defaults: Counter[str],
 ) -> None:
-    """Add the annotation as a row; _Invalid, and nothing added, if it breaks a rule."""
+    """Add the annotation as a row; BrokenRule, and nothing added, if it breaks a rule."""
     if not isinstance(item, dict):
-        raise _Invalid("field-invalid", "annotation", item, "It is not an object.")
+        raise BrokenRule("field-invalid", "annotation", item, "It is not an object.")
     image = _image_index(item, index_of)
     label = _label(item, labels)
     corners = _corners(item)
@@ -202,7 +185,7 @@ def _append(
         is_crowd = 0
         defaults["iscrowd"] += 1
     elif is_crowd not in (0, 1):
-        raise _Invalid("field-invalid", "iscrowd", is_crowd, "It must be 0 or 1.")
+        raise BrokenRule("field-invalid", "iscrowd", is_crowd, "It must be 0 or 1.")
     area = _number(item.get("area"))
     if area is None or not 0 < area < _LARGEST_AREA:
         area = math.nan
@@ -217,24 +200,24 @@ def _append(
 def _image_index(item: dict[str, Any], index_of: dict[ImageKey, int]) -> int:
     value = item.get("image_id")
     if value is None:
-        raise _Invalid("field-missing", "image_id", None)
+        raise BrokenRule("field-missing", "image_id", None)
     key = image_key(value)
     if key is None:
-        raise _Invalid("field-invalid", "image_id", value, "It must be the id of an image.")
+        raise BrokenRule("field-invalid", "image_id", value, "It must be the id of an image.")
     index = index_of.get(key)
     if index is None:
-        raise _Invalid("annotation-unknown-image", "image_id", value)
+        raise BrokenRule("annotation-unknown-image", "image_id", value)
     return index
 
 
 def _label(item: dict[str, Any], labels: dict[int, int]) -> int:
     value = item.get("category_id")
     if value is None:
-        raise _Invalid("field-missing", "category_id", None)
+        raise BrokenRule("field-missing", "category_id", None)
     number = whole(value)
     label = None if number is None else labels.get(number)
     if label is None:
-        raise _Invalid("class-unknown", "category_id", value)
+        raise BrokenRule("class-unknown", "category_id", value)
     return label
 
 
@@ -242,18 +225,18 @@ def _corners(item: dict[str, Any]) -> tuple[float, float, float, float]:
     """(left, top, right, bottom) of `bbox`, which is (left, top, width, height)."""
     value = item.get("bbox")
     if value is None:
-        raise _Invalid("field-missing", "bbox", None)
+        raise BrokenRule("field-missing", "bbox", None)
     if not isinstance(value, list) or len(value) != 4:
-        raise _Invalid("box-not-a-number", "bbox", value, "A box is a list of 4 numbers.")
+        raise BrokenRule("box-not-a-number", "bbox", value, "A box is a list of 4 numbers.")
     numbers = [_number(part) for part in value]
     left, top, width, height = numbers
     if left is None or top is None or width is None or height is None:
-        raise _Invalid("box-not-a-number", "bbox", value)
+        raise BrokenRule("box-not-a-number", "bbox", value)
     if not all(math.isfinite(number) for number in (left, top, width, height)):
-        raise _Invalid("box-not-finite", "bbox", value)
+        raise BrokenRule("box-not-finite", "bbox", value)
     if width < 0 or height < 0:
         detail = "A box is left, top, width, height; the last two must not be negative."
-        raise _Invalid("box-swapped", "bbox", value, detail)
+        raise BrokenRule("box-swapped", "bbox", value, detail)
     return left, top, left + width, top + height
 
 

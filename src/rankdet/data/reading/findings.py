@@ -109,6 +109,24 @@ def data_error(
     )
 
 
+class BrokenRule(Exception):
+    """An object breaks the rule `code`; in which file and where is known only further out."""
+
+    def __init__(self, code: str, field: str, value: object, detail: str = "") -> None:
+        super().__init__(code)
+        self.code = code
+        self.field = field
+        self.value = value
+        self.detail = detail
+
+    def finding(self, *, file: object, where: int | str, more: str = "") -> Finding:
+        """The finding for it; `more`: a further sentence."""
+        detail = f"{self.detail} {more}".strip()
+        return Finding.of(
+            self.code, file=file, where=where, field=self.field, value=self.value, detail=detail
+        )
+
+
 @dataclass
 class Tally:
     """How many were seen, how many are used, and why the others are not."""

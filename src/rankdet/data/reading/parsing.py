@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ MAX_DEPTH = 64
 _ASIAN_ENCODINGS = ("gb2312", "gbk", "gb18030", "big5", "shift_jis", "euc-jp", "euc-kr")
 _DECLARED = re.compile(rb"""<\?xml[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
 _NOT_FINITE = re.compile(r"[\[:,\s](?:NaN|-?Infinity)\s*[\],}]")
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?(nan|inf|infinity)", re.IGNORECASE)
+_LONGEST_COORDINATE = 100  # characters of a number in VOC or YOLO
 _LONGEST_NUMBER = 400  # characters; the largest float has 309 digits
 
 _BOMS = {
@@ -81,6 +85,21 @@ def decode_text(content: bytes, path: Path) -> str:
     if "\0" in text:
         raise data_error("file-encoding", file=path, detail="It holds null characters.")
     return text
+
+
+def parse_number(text: str) -> float | None:
+    """The number that a text is, which may be NaN or infinite; None if it is none.
+
+    Python's own float() also takes 1_000 and the digits of other scripts.
+
+    >>> parse_number("12.5"), parse_number("nan"), parse_number("1_0")
+    (12.5, nan, None)
+    """
+    if _NOT_FINITE.fullmatch(text):
+        return math.nan
+    if len(text) > _LONGEST_COORDINATE or _NUMBER.fullmatch(text) is None:
+        return None
+    return float(text)
 
 
 def read_lines(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> list[str]:

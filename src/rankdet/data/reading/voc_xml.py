@@ -7,7 +7,6 @@ wrong with the whole file is a DataError.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +15,10 @@ from xml.etree.ElementTree import Element
 from rankdet.data.reading.annotations import Corners
 from rankdet.data.reading.classes import MAX_NAME
 from rankdet.data.reading.findings import Finding, data_error
-from rankdet.data.reading.parsing import read_xml
+from rankdet.data.reading.parsing import parse_number, read_xml
 from rankdet.errors import DataError
 
 # Stricter than float(), which takes 1_0 and digits of all scripts.
-_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[-+]?(nan|inf|infinity)", re.IGNORECASE)
-_LONGEST_NUMBER = 100  # characters
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _UNKNOWN_FLAGS = ("", "unspecified")  # what tools write in `difficult` that nobody filled in
 _FLAGS = {"0": False, "1": True, "false": False, "true": True} | dict.fromkeys(
@@ -65,20 +61,6 @@ def read_annotation(path: Path) -> Annotation:
     return Annotation(file, _text(root, "filename"), size, objects, findings)
 
 
-def number(text: str) -> float | str:
-    """The number that a text is, or the code of the rule that it breaks.
-
-    >>> number("12.5"), number("nan"), number("1_0")
-    (12.5, 'box-not-finite', 'box-not-a-number')
-    """
-    if _NOT_FINITE.fullmatch(text):
-        return "box-not-finite"
-    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
-        return "box-not-a-number"
-    value = float(text)
-    return value if math.isfinite(value) else "box-not-finite"
-
-
 def _read_root(path: Path) -> Element:
     try:
         root = read_xml(path)
@@ -109,8 +91,8 @@ def _size(root: Element, file: str) -> tuple[tuple[int, int] | None, list[Findin
     size = []
     for name in ("width", "height"):
         text = _text(root, f"size/{name}")
-        value = number(text) if text else 0.0
-        if isinstance(value, str) or value < 0 or not value.is_integer():
+        value = parse_number(text) if text else 0.0
+        if value is None or value < 0 or not value.is_integer():
             finding = Finding.of("size-invalid", file=file, where="size", field=name, value=text)
             return None, [finding]
         size.append(int(value))
@@ -176,9 +158,13 @@ def _object(element: Element, where: str, file: str, notes: list[Finding]) -> Ob
     values = []
     for side in _SIDES:
         text = _text(box, side)
-        value = number(text) if text else "field-missing"
-        if isinstance(value, str):
-            return refused(value, side, text or None)
+        if not text:
+            return refused("field-missing", side)
+        value = parse_number(text)
+        if value is None:
+            return refused("box-not-a-number", side, text)
+        if not math.isfinite(value):
+            return refused("box-not-finite", side, text)
         values.append(value)
     difficult = element.find("difficult")
     flag = "0" if difficult is None else (difficult.text or "").strip()

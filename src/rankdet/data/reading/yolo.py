@@ -6,15 +6,14 @@ x and y are the centre of the box; all four are fractions of the image's size.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankdet.data.reading.annotations import RawImage, RawObject
 from rankdet.data.reading.classes import choose_classes
-from rankdet.data.reading.findings import Finding, Findings, data_error
-from rankdet.data.reading.parsing import read_lines
+from rankdet.data.reading.findings import BrokenRule, Finding, Findings, data_error
+from rankdet.data.reading.parsing import parse_number, read_lines
 from rankdet.data.reading.paths import contained
 from rankdet.data.reading.split import Parsed
 from rankdet.data.reading.split_naming import find_split
@@ -22,9 +21,6 @@ from rankdet.data.reading.yolo_config import Config, existing_splits, is_yolo, l
 from rankdet.data.reading.yolo_files import SplitFiles, exists, find_files
 from rankdet.errors import DataError
 
-_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_LONGEST_NUMBER = 64  # characters
-_NOT_FINITE = ("nan", "inf", "infinity")
 _PIXELS = 1.5  # a fraction cannot be so large, even for a box that reaches over the edge
 _MAX_UNNAMED = 20_000  # classes that have only ids: a mistyped id must not make millions
 
@@ -139,17 +135,6 @@ def _raw_images(
     reader.conclude()
 
 
-class _Invalid(Exception):
-    """The rule that a line breaks, with field, value and detail."""
-
-    def __init__(self, code: str, name: str, value: object, detail: str = "") -> None:
-        super().__init__(code)
-        self.code = code
-        self.name = name
-        self.value = value
-        self.detail = detail
-
-
 @dataclass
 class _LabelReader:
     """Reads label files, and remembers what only all of them together can tell.
@@ -178,31 +163,24 @@ class _LabelReader:
                 continue
             try:
                 objects.append(self._object(line.split(), path, number))
-            except _Invalid as fault:
+            except BrokenRule as fault:
                 num_dropped += 1
-                self.findings.leave_out_object(
-                    Finding.of(
-                        fault.code,
-                        file=path,
-                        where=number,
-                        field=fault.name,
-                        value=fault.value,
-                        detail=fault.detail,
-                    )
-                )
+                self.findings.leave_out_object(fault.finding(file=path, where=number))
         return objects, num_dropped
 
     def _object(self, columns: list[str], path: Path, line: int) -> RawObject:
         if len(columns) != 5 or any(column.startswith("#") for column in columns):
-            raise _Invalid("line-columns", "line", " ".join(columns[:12]), _columns_detail(columns))
+            raise BrokenRule(
+                "line-columns", "line", " ".join(columns[:12]), _columns_detail(columns)
+            )
         class_id = _class_id(columns[0])
         if class_id is None:
-            raise _Invalid("field-invalid", "class", columns[0], "It must be a whole number.")
+            raise BrokenRule("field-invalid", "class", columns[0], "It must be a whole number.")
         self.has_zero = self.has_zero or class_id == 0
         if self.names is not None and class_id == len(self.names) and self.beyond is None:
             self.beyond = (path, line)
         if class_id not in self.labels:
-            raise _Invalid("class-unknown", "class", columns[0], self._class_detail(class_id))
+            raise BrokenRule("class-unknown", "class", columns[0], self._class_detail(class_id))
         x, y, width, height = _fractions(columns[1:])
         self._remember(x, y, width, height, path, line)
         corners = (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
@@ -261,37 +239,25 @@ def _columns_detail(columns: list[str]) -> str:
 
 def _class_id(text: str) -> int | None:
     """The class id. Some programs write every column as a decimal: 3.0 or 3.000e+00 is 3."""
-    number = _number(text)
-    return None if number is None or not number.is_integer() else int(number)
+    value = parse_number(text)
+    return None if value is None or not value.is_integer() else int(value)
 
 
 def _fractions(columns: list[str]) -> tuple[float, float, float, float]:
     names = ("x centre", "y centre", "width", "height")
     numbers = []
     for name, text in zip(names, columns, strict=True):
-        number = _number(text)
-        if number is None:
+        value = parse_number(text)
+        if value is None:
             detail = "Decimals are written with a point." if "," in text else ""
-            raise _Invalid("box-not-a-number", name, text, detail)
-        if not math.isfinite(number):
-            raise _Invalid("box-not-finite", name, text)
-        numbers.append(number)
+            raise BrokenRule("box-not-a-number", name, text, detail)
+        if not math.isfinite(value):
+            raise BrokenRule("box-not-finite", name, text)
+        numbers.append(value)
     if max(numbers) > _PIXELS:
-        raise _Invalid("coordinates-in-pixels", "box", " ".join(columns))
+        raise BrokenRule("coordinates-in-pixels", "box", " ".join(columns))
     x, y, width, height = numbers
     if width < 0 or height < 0:
         name, text = ("width", columns[2]) if width < 0 else ("height", columns[3])
-        raise _Invalid("box-swapped", name, text, "It must not be negative.")
+        raise BrokenRule("box-swapped", name, text, "It must not be negative.")
     return x, y, width, height
-
-
-def _number(text: str) -> float | None:
-    """The text as a number, which may not be finite; None if it is none.
-
-    Python's own float() also takes 1_000 and the digits of other scripts.
-    """
-    if text.lower().lstrip("+-") in _NOT_FINITE:
-        return math.nan
-    if len(text) > _LONGEST_NUMBER or _NUMBER.fullmatch(text) is None:
-        return None
-    return float(text)
