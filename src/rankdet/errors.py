@@ -63,6 +63,15 @@ class LoaderError(RankdetError):
     """A process that loads images died or hangs."""
 
 
+def system_reason(error: Exception) -> str:
+    """Why the system refuses something, in its own words.
+
+    >>> system_reason(OSError(28, "No space left on device")), system_reason(ValueError())
+    ('No space left on device', 'ValueError')
+    """
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
 def shorten(value: object) -> str:
     """The value as Python writes it, cut after a line's length: some values are whole files."""
     try:

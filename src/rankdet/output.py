@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from rankdet.errors import RankdetError
+from rankdet.errors import RankdetError, system_reason
 
 _START = 1000  # bytes of a file in which its mark must stand
 
@@ -38,7 +38,7 @@ def write_whole(path: Path, content: bytes) -> None:
     try:
         _write_and_rename(Path(os.path.realpath(path)), content)  # a link stays a link
     except OSError as error:  # would name the temporary file
-        reason = error.strerror or type(error).__name__
+        reason = system_reason(error)
         raise RankdetError(f"{path}: the file cannot be written: {reason}.") from error
 
 

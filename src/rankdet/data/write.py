@@ -26,6 +26,7 @@ from PIL import Image
 from rankdet.data.reading.classes import checked_classes
 from rankdet.data.reading.findings import data_error
 from rankdet.data.synthetic import scenes
+from rankdet.errors import system_reason
 
 if TYPE_CHECKING:  # torch takes seconds to import
     from rankdet.data.dataset import DetectionDataset
@@ -129,10 +130,8 @@ def _appearing_folder(out: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(hidden, ignore_errors=True)
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise data_error(
-            "out-unwritable", file=out, detail=f"The system says: {reason}."
-        ) from error
+        detail = f"The system says: {system_reason(error)}."
+        raise data_error("out-unwritable", file=out, detail=detail) from error
 
 
 def _write_voc(datasets: Mapping[str, DetectionDataset], folder: Path, on_image: _OnImage) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rankdet.data.reading import paths
 from rankdet.data.reading.paths import contained
+from rankdet.errors import DataError
 
 
 @pytest.fixture
@@ -100,3 +102,30 @@ def test_a_relative_folder_is_fine(folder, monkeypatch):
     assert contained(Path("images"), "a.jpg") == Path("images/a.jpg")
     assert contained(Path("images"), "../secret.jpg") is None
     assert contained(Path(os.curdir), "images/a.jpg") == Path("images/a.jpg")
+
+
+def test_a_folder_is_listed_in_order_without_hidden_entries(tmp_path: Path) -> None:
+    for name in ("b", "a", ".c"):
+        (tmp_path / name).touch()
+    assert [entry.name for entry in paths.entries_in(tmp_path)] == ["a", "b"]
+
+
+def test_a_folder_that_is_none_has_no_entries(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert paths.entries_in(tmp_path / "none") == []
+    assert paths.entries_in(tmp_path / "file") == []
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="File name too long") as caught:
+        paths.entries_in(tmp_path / ("a" * 300))
+    assert caught.value.code == "file-unreadable"
+
+
+def test_a_name_that_is_too_long_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert paths.is_file(tmp_path / "file")
+    assert paths.exists(tmp_path)
+    assert paths.is_folder(tmp_path)
+    for question in (paths.is_file, paths.is_folder, paths.exists):
+        assert not question(tmp_path / ("a" * 300))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rankdet.data.reading import voc, voc_classes, voc_files, voc_xml
+from rankdet.data.reading import voc, voc_classes, voc_xml
 from rankdet.data.reading.annotations import assemble
 from rankdet.data.reading.findings import Findings
 from rankdet.errors import DataError
@@ -899,13 +900,15 @@ def test_the_order_of_splits_is_not_that_of_the_disk(
 ) -> None:
     make_devkit(tmp_path)
     expected = voc.split_names(tmp_path)
-    original = voc_files.scan
+    original = os.scandir
     for is_reversed in (False, True):
-        monkeypatch.setattr(
-            voc_files,
-            "scan",
-            lambda folder, turn=is_reversed: sorted(original(folder), reverse=turn),
-        )
+
+        @contextmanager
+        def turned(folder: Path, turn: bool = is_reversed) -> Iterator[Any]:
+            with original(folder) as entries:
+                yield sorted(entries, key=lambda entry: entry.name, reverse=turn)
+
+        monkeypatch.setattr(os, "scandir", turned)
         assert voc.split_names(tmp_path) == expected
 
 

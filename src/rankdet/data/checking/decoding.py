@@ -24,7 +24,7 @@ import numpy as np
 
 from rankdet.data.reading import images
 from rankdet.data.reading.findings import Finding, data_error
-from rankdet.errors import DataError, RankdetError
+from rankdet.errors import DataError, RankdetError, system_reason
 
 MAX_SECONDS = 60.0  # for one image; the largest that the limit of pixels lets through need about 2
 
@@ -79,7 +79,7 @@ def examine(path: Path, max_pixels: int, decode: Decode = images.decode) -> Outc
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16))
         except OSError as error:
-            detail = f"{error.strerror or type(error).__name__}."
+            detail = f"{system_reason(error)}."
             raise data_error("image-unreadable", file=path, detail=detail) from error
     except DataError as error:
         return Outcome(None, Finding.from_error(error))

@@ -19,7 +19,7 @@ from rankdet.data.reading.images import MAX_PIXELS
 from rankdet.data.reading.rules import RULES
 from rankdet.data.reading.split import Parsed, Split
 from rankdet.data.reading.unrecognised import is_archive, is_named_as_part, what_it_is
-from rankdet.errors import DataError
+from rankdet.errors import DataError, system_reason
 
 __all__ = ["FORMATS", "read_class_list", "read_split", "recognise", "split_names"]
 
@@ -160,9 +160,8 @@ def _system_errors_explained(path: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise data_error("data-missing", file=error.filename or path) from error
     except OSError as error:
-        reason = error.strerror or type(error).__name__
         raise data_error(
-            "file-unreadable", file=error.filename or path, detail=f"{reason}."
+            "file-unreadable", file=error.filename or path, detail=f"{system_reason(error)}."
         ) from error
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from rankdet.data.reading.findings import Finding, data_error
-from rankdet.errors import DataError
+from rankdet.errors import DataError, system_reason
 
 MAX_PIXELS = 50_000_000
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
@@ -144,8 +144,7 @@ def _explained(error: Exception, path: Path) -> DataError:
         with path.open("rb") as stream:
             start = stream.read(512)
     except (OSError, ValueError) as second:
-        reason = getattr(second, "strerror", None) or type(second).__name__
-        return data_error("image-unreadable", file=path, detail=f"{reason}.")
+        return data_error("image-unreadable", file=path, detail=f"{system_reason(second)}.")
     if not start:
         return data_error("image-empty", file=path)
     lower = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()

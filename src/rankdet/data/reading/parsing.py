@@ -19,7 +19,7 @@ import yaml
 from defusedxml.ElementTree import DefusedXMLParser
 
 from rankdet.data.reading.findings import data_error
-from rankdet.errors import DataError, shorten
+from rankdet.errors import DataError, shorten, system_reason
 
 # Above what real files need (VOC's XML: 100 KB; 13,000 class names in YAML: 300 KB; COCO: 0.5 GB; a
 # list of 1.7 million images: 150 MB), and low enough that no file takes long. Measured on the worst
@@ -63,8 +63,8 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
             raise data_error("file-too-large", file=path, field="size", value=size, detail=detail)
         return path.read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise data_error("file-unreadable", file=path, detail=f"{reason}.") from error
+        detail = f"{system_reason(error)}."
+        raise data_error("file-unreadable", file=path, detail=detail) from error
 
 
 def decode_text(content: bytes, path: Path) -> str:

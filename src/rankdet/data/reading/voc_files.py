@@ -10,7 +10,7 @@ from pathlib import Path
 from rankdet.data.reading import images, voc_xml
 from rankdet.data.reading.findings import Finding, data_error
 from rankdet.data.reading.parsing import MAX_LIST_BYTES, read_lines
-from rankdet.data.reading.paths import contained
+from rankdet.data.reading.paths import contained, entries_in, is_file
 from rankdet.errors import DataError
 
 LOOKED_FOR = "VOC: folders JPEGImages and Annotations, here or in VOC<year> folders"
@@ -57,7 +57,8 @@ class _Files:
 
     def _listing(self, folder: Path) -> dict[str, tuple[str, bool]]:
         listing: dict[str, tuple[int, str, bool]] = {}
-        for name, is_link in scan(folder):
+        for entry in entries_in(folder):
+            name, is_link = entry.name, entry.is_symlink()
             stem, dot, ending = name.rpartition(".")
             extension = (dot + ending).lower()
             if extension not in self.extensions:
@@ -138,7 +139,7 @@ class Year:
         found = self.images.find(image_id)
         if found is None:
             path = contained(folder, filename, self.allow_outside)
-            return path if path is None or _is_file(path) else folder / f"{image_id}.jpg"
+            return path if path is None or is_file(path) else folder / f"{image_id}.jpg"
         name, is_link = found
         # To resolve a path takes a system call per folder: not for plain files, which cannot leave.
         if is_link or "/" in name:
@@ -151,7 +152,7 @@ def years_of(path: Path) -> list[tuple[str, Path]]:
     if _is_year(path):
         return [("", path)]
     for devkit in (path, path / "VOCdevkit"):
-        names = sorted(name for name, _ in scan(devkit) if re.fullmatch("VOC[0-9]+", name))
+        names = [e.name for e in entries_in(devkit) if re.fullmatch("VOC[0-9]+", e.name)]
         years = [(f"{name[3:]}_", devkit / name) for name in names if _is_year(devkit / name)]
         if years:
             return years
@@ -164,31 +165,12 @@ def _is_year(folder: Path) -> bool:
     return (folder / "JPEGImages").is_dir() and (has_annotations or has_lists)
 
 
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long, for one
-        return False
-
-
-def scan(folder: Path) -> list[tuple[str, bool]]:
-    """(name, whether it is a link) of everything in a folder; nothing if there is no folder."""
-    try:
-        with os.scandir(folder) as found:
-            return [(item.name, item.is_symlink()) for item in found if item.name[0] != "."]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise data_error("file-unreadable", file=folder, detail=f"{reason}.") from error
-
-
 def lists_of(folder: Path) -> dict[str, Path]:
     """The lists of a year by name; without any, the one list `all`, which is the folder itself."""
     main = folder / "ImageSets" / "Main"
     if not main.is_dir():
         main = folder / "ImageSets"
-    files = {name[:-4]: main / name for name, _ in scan(main) if name.endswith(".txt")}
+    files = {e.name[:-4]: main / e.name for e in entries_in(main) if e.name.endswith(".txt")}
     lists = [name for name in files if not _is_class_list(name, files)]
     lists.sort(key=lambda name: (_LISTS.index(name) if name in _LISTS else len(_LISTS), name))
     return {name: files[name] for name in lists} or {"all": folder / "Annotations"}
@@ -202,7 +184,7 @@ def _is_class_list(name: str, files: dict[str, Path]) -> bool:
     ending = name.rpartition("_")[2]
     if "_" not in name or not (ending in _LISTS or ending in files):
         return False
-    if not _is_file(files[name]):  # to open a pipe would wait for ever
+    if not is_file(files[name]):  # to open a pipe would wait for ever
         return False
     try:
         with files[name].open("rb") as stream:

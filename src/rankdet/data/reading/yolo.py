@@ -14,11 +14,11 @@ from rankdet.data.reading.annotations import RawImage, RawObject
 from rankdet.data.reading.classes import choose_classes
 from rankdet.data.reading.findings import BrokenRule, Finding, Findings, data_error
 from rankdet.data.reading.parsing import parse_number, read_lines
-from rankdet.data.reading.paths import contained
+from rankdet.data.reading.paths import contained, exists
 from rankdet.data.reading.split import Parsed
 from rankdet.data.reading.split_naming import find_split
 from rankdet.data.reading.yolo_config import Config, existing_splits, is_yolo, locate, read_config
-from rankdet.data.reading.yolo_files import SplitFiles, exists, find_files
+from rankdet.data.reading.yolo_files import SplitFiles, find_files
 from rankdet.errors import DataError
 
 _PIXELS = 1.5  # a fraction cannot be so large, even for a box that reaches over the edge

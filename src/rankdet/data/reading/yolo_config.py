@@ -15,9 +15,8 @@ from rankdet.data.reading.classes import is_class_name, read_class_list
 from rankdet.data.reading.findings import data_error
 from rankdet.data.reading.images import EXTENSIONS
 from rankdet.data.reading.parsing import decode_text, read_yaml
-from rankdet.data.reading.paths import contained
+from rankdet.data.reading.paths import contained, exists, is_folder
 from rankdet.data.reading.split_naming import in_order
-from rankdet.data.reading.yolo_files import exists, is_folder
 from rankdet.errors import DataError
 
 _YAML = (".yaml", ".yml")

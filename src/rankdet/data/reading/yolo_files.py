@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankdet.data.reading.findings import Finding, Findings, data_error
+from rankdet.data.reading.findings import Finding, Findings
 from rankdet.data.reading.images import EXTENSIONS
 from rankdet.data.reading.parsing import MAX_LIST_BYTES, read_lines
-from rankdet.data.reading.paths import contained
+from rankdet.data.reading.paths import contained, entries_in, is_folder
 
 # Text files that lie among labels and are none.
 _NOT_LABELS = ("classes.txt", "names.txt")
@@ -83,14 +83,6 @@ def _fault(candidate: _Candidate, label: Path, owners: dict[Path, Path]) -> Find
     )
 
 
-def is_folder(path: Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises if the name is too long
-
-
-def exists(path: Path) -> bool:
-    return os.path.exists(path)  # noqa: PTH110 - Path.exists raises if the name is too long
-
-
 def label_path(image: Path, root: Path) -> Path:
     """The last folder `images` in the path becomes `labels`; without one, the label is beside it.
 
@@ -116,7 +108,7 @@ def walk(
     entered = {start}
     waiting = [folder]
     while waiting:
-        for entry in _entries(waiting.pop()):
+        for entry in entries_in(waiting.pop()):
             path = Path(entry.path)
             is_link = entry.is_symlink()
             is_directory = is_folder(path) if is_link else entry.is_dir()
@@ -134,20 +126,6 @@ def walk(
             else:  # whoever opens a pipe, or a link that leads nowhere, tells about it
                 found.append(path)
     return sorted(found), sorted(outside)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What is in a folder, sorted; nothing if there is no folder. DataError if it is closed to us:
-    nobody knows how many files that are wanted lie there."""
-    try:
-        with os.scandir(folder) as entries:
-            shown = [entry for entry in entries if not entry.name.startswith(".")]
-            return sorted(shown, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise data_error("file-unreadable", file=folder, detail=f"{reason}.") from error
 
 
 def _in_folder(folder: Path, root: Path, allow_outside: bool) -> list[_Candidate]:
