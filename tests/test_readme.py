@@ -49,3 +49,11 @@ def test_files_that_the_readme_names_exist() -> None:
         assert list(ROOT.glob(f"**/{name}")), name
     for target in re.findall(r"\]\(([\w./-]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_number_of_spoilt_files_in_the_readme_is_the_recorded_one() -> None:
+    record = json.loads((ROOT / "results" / "reliability-data.json").read_text())
+    total = sum(row["tried"] for row in record["spoilt"])
+    assert f"{total:,} randomly spoilt files" in " ".join(README.split())
+    assert record["is_as_expected"]
+    assert not record["provenance"]["quick"]

@@ -398,6 +398,15 @@ def test_a_test_split_may_have_no_labels(tmp_path: Path) -> None:
     assert read(tmp_path, "test")[0].is_annotated
 
 
+def test_a_split_whose_name_only_sounds_like_test_needs_labels(tmp_path: Path) -> None:
+    save_image(tmp_path / "images/train/a.png")
+    save_text(tmp_path / "labels/train/a.txt", "0 0.5 0.5 0.5 0.5")
+    save_image(tmp_path / "images/latest/b.png")
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, "latest")
+    assert caught.value.code == "labels-missing"
+
+
 def test_a_label_file_without_an_image_is_counted(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "images/train/b.png").unlink()

@@ -59,7 +59,7 @@ def parse(
     name = find_split(split, config.sources, path)
     sources = locate(config, name, allow_outside)
     files = find_files(config.root, sources, allow_outside, findings)
-    is_annotated = any(files.has_label) or not name.endswith("test")
+    is_annotated = any(files.has_label) or name != "test"
     if is_annotated and files.images and not any(files.has_label):
         detail = f"The first image is {files.images[0]}; its labels should be {files.labels[0]}."
         raise data_error(
