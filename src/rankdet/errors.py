@@ -59,6 +59,22 @@ class DataError(RankdetError):
         )
 
 
+class ConfigError(RankdetError):
+    """A setting is unknown, or its value breaks a rule."""
+
+
+class WeightsError(RankdetError):
+    """A file of weights cannot be used."""
+
+
+class CheckpointError(RankdetError):
+    """A run or one of its checkpoints cannot be used, or must not be continued."""
+
+
+class TrainingError(RankdetError):
+    """The training cannot go on: numbers are not finite."""
+
+
 class LoaderError(RankdetError):
     """A process that loads images died or hangs."""
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Fills what lies outside of an image: it becomes 0 when the detector normalises. RGB in 0..1.
+# Mean and standard deviation of ImageNet's pixels, RGB in 0..1: what pretrained backbones expect.
+# The mean also fills what lies outside of an image: it becomes 0 when the detector normalises.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -50,3 +52,44 @@ class Target:
             is_ignored=self.is_ignored[keep],
             areas=self.areas[keep],
         )
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What one stage of a detector says about its A anchors, in each of B images.
+
+    logits (B, A, C): raw class scores, C = num_logits(K) of the class loss. deltas (B, A, 4): boxes
+    relative to their anchors, see `rankdet.boxes`. anchors (A, 4) float32, xyxy pixels of the
+    padded images, the same for all of them. level_sizes: how many anchors each level of the
+    pyramid has, in order; their sum is A.
+    """
+
+    name: str
+    logits: Tensor
+    deltas: Tensor
+    anchors: Tensor
+    level_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Detections:
+    """What was found in one image, best first.
+
+    boxes (D, 4) float32, xyxy pixels of the image as the data set has it. scores (D,) float32.
+    labels (D,) int64 in 0..K-1.
+    """
+
+    boxes: Tensor
+    scores: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> Detections:
+        """The same on another device."""
+        return Detections(self.boxes.to(device), self.scores.to(device), self.labels.to(device))
+
+    def select(self, keep: Tensor) -> Detections:
+        """Those that `keep` (bool mask or indices) picks."""
+        return Detections(self.boxes[keep], self.scores[keep], self.labels[keep])

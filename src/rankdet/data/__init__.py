@@ -23,11 +23,14 @@ if TYPE_CHECKING:  # the same names as in _HOME, for type checkers and editors
         ResizeFixed,
         ResizeShorter,
         SSDAugmentation,
+        WithoutIgnored,
         without_ignored,
     )
     from rankdet.data.dataset import DetectionDataset, FileDataset, open_dataset
     from rankdet.data.loading.collate import Batch
+    from rankdet.data.loading.held import HeldLoader, make_held_loader
     from rankdet.data.loading.loader import Loader, make_loader
+    from rankdet.data.reading.choice import choose_splits
     from rankdet.data.reading.formats import read_class_list, read_split, recognise, split_names
     from rankdet.data.synthetic.dataset import SyntheticDataset
     from rankdet.errors import DataError
@@ -43,13 +46,17 @@ _HOME = {
     "ResizeFixed": "rankdet.data.augmentation.transforms",
     "ResizeShorter": "rankdet.data.augmentation.transforms",
     "SSDAugmentation": "rankdet.data.augmentation.transforms",
+    "WithoutIgnored": "rankdet.data.augmentation.transforms",
     "without_ignored": "rankdet.data.augmentation.transforms",
     "DetectionDataset": "rankdet.data.dataset",
     "FileDataset": "rankdet.data.dataset",
     "open_dataset": "rankdet.data.dataset",
     "Batch": "rankdet.data.loading.collate",
+    "HeldLoader": "rankdet.data.loading.held",
+    "make_held_loader": "rankdet.data.loading.held",
     "Loader": "rankdet.data.loading.loader",
     "make_loader": "rankdet.data.loading.loader",
+    "choose_splits": "rankdet.data.reading.choice",
     "read_class_list": "rankdet.data.reading.formats",
     "read_split": "rankdet.data.reading.formats",
     "recognise": "rankdet.data.reading.formats",
@@ -66,6 +73,7 @@ __all__ = [
     "DetectionDataset",
     "FileDataset",
     "FlipScaleJitter",
+    "HeldLoader",
     "ImageStore",
     "JitterSettings",
     "Loader",
@@ -74,6 +82,9 @@ __all__ = [
     "SSDAugmentation",
     "SSDSettings",
     "SyntheticDataset",
+    "WithoutIgnored",
+    "choose_splits",
+    "make_held_loader",
     "make_loader",
     "open_dataset",
     "read_class_list",

@@ -20,6 +20,7 @@ from rankdet.data.augmentation.transforms import (
     ResizeFixed,
     ResizeShorter,
     SSDAugmentation,
+    WithoutIgnored,
     adjust_colours,
     without_ignored,
 )
@@ -435,3 +436,49 @@ def test_a_size_that_is_none_is_refused_when_a_transform_is_made(size: Any) -> N
         SSDAugmentation(64, longest=size)
     with pytest.raises(ValueError, match="multiple"):
         BatchedFlipScaleJitter(size)
+
+
+# --- mirrored, and without ignored objects
+
+
+@pytest.mark.parametrize("plain", [ResizeShorter(6, 100), ResizeFixed(8)])
+def test_a_mirrored_resize_is_the_resized_image_mirrored(plain: Any) -> None:
+    target = make_target([[1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 8.0, 5.0]], size=(5, 9))
+    image = make_image(5, 9)
+    pixels, moved = plain(image, target, KEY)
+    mirrored, mirrored_target = dataclasses.replace(plain, is_flipped=True)(image, target, KEY)
+    width = pixels.shape[2]
+    assert torch.equal(mirrored, pixels.flip(2))
+    assert not torch.equal(mirrored, pixels)
+    assert mirrored_target.size == moved.size == tuple(pixels.shape[1:])
+    expected = moved.boxes[:, [2, 1, 0, 3]] * torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    expected = expected + torch.tensor([width, 0.0, width, 0.0])
+    assert torch.allclose(mirrored_target.boxes, expected)
+    assert torch.equal(mirrored_target.labels, moved.labels)
+
+
+def test_a_transform_can_be_given_the_objects_that_count_alone() -> None:
+    target = make_target([[0.0, 0.0, 2.0, 2.0], [1.0, 1.0, 4.0, 4.0], [2.0, 0.0, 4.0, 3.0]], (4, 4))
+    seen = []
+
+    def spy(image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
+        seen.append((target.labels.tolist(), key))
+        return image / 255, target
+
+    pixels, moved = WithoutIgnored(spy)(make_image(4, 4), target, SampleKey(1, 2, 3))
+    assert seen == [([0, 2], SampleKey(1, 2, 3))]
+    assert moved.boxes.tolist() == [[0.0, 0.0, 2.0, 2.0], [2.0, 0.0, 4.0, 3.0]]
+    assert torch.equal(pixels, make_image(4, 4) / 255)
+    assert len(target) == 3
+
+
+def test_ignored_objects_do_not_choose_the_crop() -> None:
+    boxes = [[2.0, 2.0, 20.0, 20.0], [30.0, 30.0, 38.0, 38.0]]
+    target, image = make_target(boxes, size=(40, 40)), make_image(40, 40)
+    transform = SSDAugmentation(32)
+    for index in range(5):
+        key = SampleKey(0, 0, index)
+        pixels, moved = WithoutIgnored(transform)(image, target, key)
+        wanted, wanted_target = transform(image, without_ignored(target), key)
+        assert torch.equal(pixels, wanted)
+        assert torch.equal(moved.boxes, wanted_target.boxes)

@@ -581,6 +581,21 @@ def test_a_program_that_is_stopped_leaves_no_process(tmp_path: Path, sent: signa
 
 
 @linux_only
+def test_workers_go_on_after_a_ctrl_c_that_the_main_process_only_remembers() -> None:
+    loader = make_loader(FakeDataset(40), FakeTransform(), batch_size=2, num_workers=2)
+    num_batches = 0
+    for _ in loader.epoch(0):
+        num_batches += 1
+        if num_batches == 2:
+            workers_alive = multiprocessing.active_children()
+            assert len(workers_alive) == 2
+            for process in workers_alive:
+                os.kill(process.pid or 0, signal.SIGINT)  # as a terminal does
+    loader.close()
+    assert num_batches == 20
+
+
+@linux_only
 @pytest.mark.slow
 def test_a_script_that_does_not_protect_its_start_is_told_so(tmp_path: Path) -> None:
     program = run_script(tmp_path, "break", "main()")

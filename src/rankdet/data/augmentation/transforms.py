@@ -13,6 +13,7 @@ where the authors' code draws one of five interpolations.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -71,30 +72,47 @@ class FlipScaleJitter:
 
 @dataclass(frozen=True)
 class ResizeShorter:
-    """For tests: the shorter side as given, unless the longer one would pass `longest`."""
+    """For tests: the shorter side as given, unless the longer one would pass `longest`.
+
+    is_flipped: also mirrored, for detections that are merged with those of the plain image.
+    """
 
     shorter: int = 600
     longest: int = 1000
+    is_flipped: bool = False
 
     def __post_init__(self) -> None:
         check_pixels(shorter=self.shorter, longest=self.longest)
 
     def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
         size = resized_size(target.size, self.shorter, self.longest)
-        return resize(to_float(image, target), target, size, MIN_SIDE)
+        result = resize(to_float(image, target), target, size, MIN_SIDE)
+        return flip(*result) if self.is_flipped else result
 
 
 @dataclass(frozen=True)
 class ResizeFixed:
-    """For tests: size x size, whatever the aspect was."""
+    """For tests: size x size, whatever the aspect was. is_flipped: also mirrored."""
 
     size: int = 512
+    is_flipped: bool = False
 
     def __post_init__(self) -> None:
         check_pixels(size=self.size)
 
     def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
-        return resize(to_float(image, target), target, (self.size, self.size), MIN_SIDE)
+        result = resize(to_float(image, target), target, (self.size, self.size), MIN_SIDE)
+        return flip(*result) if self.is_flipped else result
+
+
+@dataclass(frozen=True)
+class WithoutIgnored:
+    """Another transform, given the target without its ignored objects: they become background."""
+
+    transform: Callable[[Tensor, Target, SampleKey], tuple[Tensor, Target]]
+
+    def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
+        return self.transform(image, without_ignored(target), key)
 
 
 def without_ignored(target: Target) -> Target:

@@ -252,6 +252,8 @@ def _end_with_parent(number: int) -> None:
     DataLoader's own watch asks for the parent by its process number, and that is the fork server's:
     it would live as long as the workers, and they as long as it.
     """
+    # A terminal sends Ctrl-C to all processes; the main one may want to finish its step first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

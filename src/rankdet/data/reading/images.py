@@ -70,8 +70,15 @@ def read_header(path: Path, max_pixels: int = MAX_PIXELS) -> Header:
 def decode(path: Path, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """The pixels of an image, (height, width, 3) uint8 RGB, rotated as EXIF says; or DataError."""
     with _opened(path, max_pixels) as image, _strict():
-        image.load()
-        return _rotated(_rgb(image), _orientation(image))
+        return pixels_of(image)
+
+
+def pixels_of(image: Image.Image) -> np.ndarray:
+    """The same of an image that Pillow has opened; ValueError for 32 bits without a range."""
+    if image.mode in _NO_RANGE:
+        raise ValueError(f"expected an image of 8 or 16 bits, got Pillow's mode {image.mode!r}")
+    image.load()
+    return _rotated(_rgb(image), _orientation(image))
 
 
 def image_findings(path: Path, header: Header) -> list[Finding]:

@@ -236,6 +236,11 @@ FILE_RULES = {
         "refused", "the data set has no usable image", "Check the path and the split."
     ),
     "split-unknown": Rule("refused", "there is no such split", "Take one of those that exist."),
+    "split-unclear": Rule(
+        "refused",
+        "it is not clear which split is for training",
+        "Name it with --train-split, and one for evaluation with --val-split.",
+    ),
     "labels-missing": Rule(
         "refused",
         "no image of the split has a label file",

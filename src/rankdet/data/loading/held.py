@@ -1,0 +1,126 @@
+"""Batches for training from images that are held on the device: nothing is read, nothing copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankdet.data.augmentation.packed import PackedTargets, PaddedImages
+from rankdet.data.augmentation.store import GIBIBYTE, ImageStore
+from rankdet.data.loading.collate import Batch
+from rankdet.data.loading.loader import Loader, make_loader
+from rankdet.data.randomness import SampleKey
+from rankdet.structures import Target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankdet.data.dataset import DetectionDataset  # all readers hang on it
+
+# As BatchedSSDAugmentation and BatchedFlipScaleJitter.
+BatchedTransform = Callable[
+    [PaddedImages, PackedTargets, "Sequence[SampleKey]"], tuple[Tensor, list[Target]]
+]
+
+_USUAL_LIMIT = 16 * GIBIBYTE
+_SHARE_OF_FREE = 0.5  # of a GPU's free memory; the training needs the rest
+
+
+def make_held_loader(
+    dataset: DetectionDataset,
+    transform: BatchedTransform,
+    *,
+    device: torch.device | str,
+    batch_size: int,
+    seed: int = 0,
+    num_groups: int = 1,
+    drop_ignored: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+    on_image: Callable[[], None] | None = None,
+    max_bytes: int | None = None,
+) -> HeldLoader:
+    """A loader for training that reads all images now, onto `device`, and makes batches there.
+
+    The samples and their random changes are those of `make_loader` with the same seed and groups
+    (shuffled, without a smaller last batch) and the transform for one image; only images longer
+    than 1536 pixels differ, which are held smaller. drop_ignored: as `WithoutIgnored`. on_image is
+    called for each image that was read. max_bytes: RankdetError if the images need more; None:
+    half of the GPU's free memory, elsewhere 16 GiB.
+    """
+    order = make_loader(
+        dataset,
+        _never,
+        batch_size=batch_size,
+        seed=seed,
+        num_groups=num_groups,
+        rank=rank,
+        world_size=world_size,
+        num_workers=0,
+    )
+    limit = _usual_limit(torch.device(device)) if max_bytes is None else max_bytes
+    store = ImageStore.from_dataset(dataset, device, max_bytes=limit, on_image=on_image)
+    if drop_ignored:
+        store.targets = store.targets.select(~store.targets.is_ignored)
+    return HeldLoader(order, store, transform, seed, dataset.name)
+
+
+class HeldLoader:
+    """Batches of any epoch, from any place in it, as of `Loader`. Made by `make_held_loader`.
+
+    Images and targets are on the device already; `Batch.to` that device does no copy.
+    """
+
+    def __init__(
+        self,
+        order: Loader,
+        store: ImageStore,
+        transform: BatchedTransform,
+        seed: int,
+        name: Callable[[int], str],
+    ) -> None:
+        """order: says which samples stand in which batch; it loads nothing."""
+        self.store = store
+        self._order = order
+        self._transform = transform
+        self._seed = seed
+        self._name = name
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self._order)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number `start` on; those before are not made."""
+        return map(partial(self._batch, epoch), self._order.index_batches(epoch, start))
+
+    def close(self) -> None:
+        """Nothing: there is no worker to end, and the images go with the loader."""
+
+    def _batch(self, epoch: int, indices: np.ndarray) -> Batch:
+        numbers = indices.tolist()
+        keys = [SampleKey(self._seed, epoch, index) for index in numbers]
+        images, targets = self._transform(*self.store.batch(numbers), keys)
+        return Batch(
+            images=images,
+            targets=targets,
+            sizes=torch.tensor([target.size for target in targets], dtype=torch.int64),
+            indices=torch.tensor(numbers, dtype=torch.int64),
+            names=tuple(map(self._name, numbers)),
+        )
+
+
+def _usual_limit(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _USUAL_LIMIT
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(_SHARE_OF_FREE * free)
+
+
+def _never(image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
+    raise AssertionError("the order of the samples was asked to load one")
