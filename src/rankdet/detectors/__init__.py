@@ -1,0 +1,1 @@
+"""Networks, how their anchors are matched, trained and read: separate objects."""
