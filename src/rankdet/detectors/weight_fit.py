@@ -1,0 +1,125 @@
+"""Whether tensors fit a network, and which network they are of, so far as names and shapes tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from rankdet.detectors.backbones import BACKBONES
+from rankdet.errors import WeightsError, message
+
+_BODY = "backbone.body."
+_BOX_OUTPUT = "head.regression_head.bbox_reg.bias"
+_MOST_NAMES = 3  # of tensors, that a message lists
+
+# (has bottlenecks, blocks in layer3, shape of the first 3x3): the networks of torchvision.
+_RESNETS: dict[tuple[bool, int, tuple[int, ...]], str] = {
+    (False, 2, (64, 64)): "resnet18",
+    (False, 6, (64, 64)): "resnet34",
+    (True, 6, (64, 64)): "resnet50",
+    (True, 23, (64, 64)): "resnet101",
+    (True, 36, (64, 64)): "resnet152",
+    (True, 6, (128, 4)): "resnext50_32x4d",
+    (True, 23, (256, 8)): "resnext101_32x8d",
+    (True, 23, (256, 4)): "resnext101_64x4d",
+    (True, 6, (128, 128)): "wide_resnet50_2",
+    (True, 23, (128, 128)): "wide_resnet101_2",
+}
+
+
+def check_fit(
+    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], *, file: str, hint: str
+) -> None:
+    """Raise WeightsError unless names and shapes are those of a module's state dict.
+
+    Counters of batch norms may be missing or too many: frozen ones have none.
+    """
+    missing = [name for name in state if name not in tensors and not _is_counter(name)]
+    unknown = [name for name in tensors if name not in state and not _is_counter(name)]
+    reshaped = [
+        f"{name} {tuple(tensor.shape)} in place of {tuple(state[name].shape)}"
+        for name, tensor in tensors.items()
+        if name in state and tensor.shape != state[name].shape
+    ]
+    faults = (("missing", missing), ("unknown", unknown), ("of another shape", reshaped))
+    if texts := [f"{len(names)} {what} ({_first(names)})" for what, names in faults if names]:
+        rule = f"the tensors do not fit the detector: {'; '.join(texts)}"
+        raise WeightsError(message(rule, file=file, hint=hint))
+
+
+def _is_counter(name: str) -> bool:
+    return name.endswith("num_batches_tracked")
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+
+
+def copy_tensors(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Copy values into a module's state dict; the dtypes and devices stay the module's."""
+    for name, tensor in tensors.items():
+        if name in state:
+            state[name].copy_(tensor)
+
+
+def is_detector(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether these are the tensors of a whole detector, not of a backbone alone."""
+    return any(name.startswith((_BODY, "head.")) for name in tensors)
+
+
+def count_anchors(tensors: Mapping[str, Tensor]) -> int:
+    """How many anchors a detector has at a place; 0 if its box output is missing."""
+    bias = tensors.get(_BOX_OUTPUT)
+    return 0 if bias is None else bias.numel() // 4
+
+
+def backbone_name(body: Mapping[str, Tensor]) -> str:
+    """The name of the network that a backbone's tensors are of, or "unknown"."""
+    if "stem.0.weight" in body:
+        return "small"
+    first = body.get("layer1.0.conv2.weight")
+    if first is not None:
+        num_blocks = len({name.split(".")[1] for name in body if name.startswith("layer3.")})
+        has_bottlenecks = "layer1.0.conv3.weight" in body
+        return _RESNETS.get((has_bottlenecks, num_blocks, tuple(first.shape[:2])), "unknown")
+    names = {name.removeprefix("features.") for name in body}
+    if {"1.conv.0.0.weight", "18.0.weight"} <= names:
+        return "mobilenet_v2"
+    return "vgg" if {"0.weight", "5.weight", "10.weight"} <= names else "unknown"
+
+
+def fitting_settings(
+    tensors: Mapping[str, Tensor], state: Mapping[str, Tensor], num_ratios: int = 3
+) -> str:
+    """A sentence with the settings by which a detector would fit the tensors.
+
+    Empty if the network of the tensors is not known, or no visible setting differs from those of
+    the state dict. num_ratios: of the detector's anchors.
+    """
+    given, present = _visible_settings(tensors, num_ratios), _visible_settings(state, num_ratios)
+    if given["backbone"] == "unknown":
+        return ""
+    if given["backbone"] not in BACKBONES:
+        return f"The file looks like {given['backbone']}; the backbones are {', '.join(BACKBONES)}."
+    differing = [name for name in given if given[name] != present.get(name)]
+    texts = [f"detector.{name}={given[name]}" for name in differing]
+    return f"The file fits {', '.join(texts)}." if texts else ""
+
+
+def _visible_settings(tensors: Mapping[str, Tensor], num_ratios: int) -> dict[str, str]:
+    """The settings of `DetectorConfig` that the tensors of a backbone or detector show."""
+    body = tensors
+    settings = {}
+    if is_detector(tensors):
+        body = {name.removeprefix(_BODY): tensors[name] for name in tensors if _BODY in name}
+        has_norm = "head.regression_head.conv.0.1.weight" in tensors
+        settings["head_norm"] = "group" if has_norm else "null"
+        settings["anchor_octaves"] = f"{count_anchors(tensors) / num_ratios:g}"
+        p6 = tensors.get("backbone.fpn.extra_blocks.p6.weight")
+        if p6 is not None:
+            settings["p6_from"] = "p5" if p6.shape[1] == p6.shape[0] else "c5"
+    settings["backbone"] = backbone_name(body)
+    has_statistics = any(name.endswith("running_mean") for name in body)
+    settings["norm"] = "frozen" if has_statistics else "group"  # "batch" looks the same
+    return settings
