@@ -1,0 +1,1 @@
+"""Our losses inside of other people's code."""
