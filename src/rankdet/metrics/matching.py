@@ -1,0 +1,199 @@
+"""Which detections are true, by the rules of PASCAL VOC, for all classes and IoU thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankdet.metrics.ranking import Array
+from rankdet.structures import Detections, Target
+
+IOU_THRESHOLDS = tuple(i / 20 for i in range(10, 20))  # 0.5, 0.55, ..., 0.95
+_MOST_PAIRS = 1_000_000  # of a detection and an object whose IoU is computed at once
+
+
+@dataclass(frozen=True)
+class Matches:
+    """D detections of all images, by class and then best first, and what became of each.
+
+    offsets (K + 1,): class k has the rows offsets[k] to offsets[k + 1]. scores (D,). is_true and
+    is_counted (T, D) bool, for each IoU threshold: a detection on an ignored object is neither a
+    true nor a false positive and is not counted. num_objects (K,): without the ignored ones.
+    """
+
+    offsets: Array
+    scores: Array
+    is_true: Array
+    is_counted: Array
+    num_objects: Array
+
+    def of_class(self, label: int, threshold: int = 0) -> tuple[Array, Array]:
+        """(scores, is_true) of the detections that count, at the IoU threshold of that number."""
+        rows = slice(self.offsets[label], self.offsets[label + 1])
+        is_counted = self.is_counted[threshold, rows]
+        return self.scores[rows][is_counted], self.is_true[threshold, rows][is_counted]
+
+    def num_detections(self, label: int) -> int:
+        return int(self.offsets[label + 1] - self.offsets[label])
+
+
+def match(
+    detections: Sequence[Detections],
+    targets: Sequence[Target],
+    num_classes: int,
+    thresholds: Sequence[float] = IOU_THRESHOLDS,
+) -> Matches:
+    """Each detection's fate: true positive, false positive, or not counted.
+
+    A detection belongs to the object of its class and image with the highest IoU, the first of
+    equals, ignored objects included. With IoU >= threshold it is not counted if that object is
+    ignored, true if no better detection has claimed the object, false if one has. With a lower
+    IoU, or no object, it is false. Best first means falling score; of equal scores the one in the
+    earlier image, then the one that stands earlier in its image's list.
+
+    Boxes are continuous, with edges counted from 0: for the integer corners of VOC's files, which
+    count pixels from 1 and include both ends, this is the IoU of the development kit.
+    """
+    check(detections, targets, num_classes)
+    images, boxes, labels = _joined(detections)
+    object_images, object_boxes, object_labels = _joined(targets)
+    scores = _numbers([found.scores for found in detections], 0)
+    is_ignored = _numbers([target.is_ignored for target in targets], 0).astype(bool)
+
+    best_first = np.lexsort((-scores, labels))  # stable: equal scores stay as they stand
+    groups = (images * num_classes + labels)[best_first]
+    object_groups = object_images * num_classes + object_labels
+    owner, overlap = _best_objects(groups, boxes[best_first], object_groups, object_boxes)
+
+    is_true = np.zeros((len(thresholds), len(labels)), dtype=bool)
+    is_counted = np.ones_like(is_true)
+    on_ignored = np.append(is_ignored, False)[owner]  # row -1: no object
+    for i, threshold in enumerate(thresholds):
+        is_on = (owner >= 0) & (overlap >= threshold)
+        is_counted[i] = ~(is_on & on_ignored)
+        rows = np.flatnonzero(is_on & ~on_ignored)
+        _, first = np.unique(owner[rows], return_index=True)  # who claims the object
+        is_true[i, rows[first]] = True
+    counts = np.bincount(labels, minlength=num_classes)
+    return Matches(
+        offsets=np.append(0, np.cumsum(counts)),
+        scores=scores[best_first],
+        is_true=is_true,
+        is_counted=is_counted,
+        num_objects=np.bincount(object_labels[~is_ignored], minlength=num_classes),
+    )
+
+
+def check(detections: Sequence[Detections], targets: Sequence[Target], num_classes: int) -> None:
+    """ValueError unless all can be evaluated: finite numbers, ordered corners, known labels."""
+    if len(detections) != len(targets):
+        raise ValueError(
+            f"expected detections of every image: got {len(detections)} for {len(targets)} images"
+        )
+    check_detections(detections, num_classes)
+    images = _check_boxes("targets", targets, num_classes)
+    areas = _numbers([target.areas for target in targets], 0)
+    _refuse("targets", images, areas, ~np.isfinite(areas), "finite areas")
+
+
+def check_detections(detections: Sequence[Detections], num_classes: int) -> None:
+    """ValueError unless numbers are finite, corners ordered and labels known."""
+    images = _check_boxes("detections", detections, num_classes)
+    scores = _numbers([found.scores for found in detections], 0)
+    _refuse("detections", images, scores, ~np.isfinite(scores), "finite scores")
+
+
+def _check_boxes(kind: str, parts: Sequence[Detections | Target], num_classes: int) -> Array:
+    """The image of each row, after its box and label were found to be good."""
+    _check_lengths(kind, parts)
+    images, boxes, labels = _joined(parts)
+    _refuse(kind, images, boxes, ~np.isfinite(boxes), "finite boxes")
+    _refuse(kind, images, boxes, boxes[:, 2:] < boxes[:, :2], "x1 <= x2 and y1 <= y2")
+    is_unknown = (labels < 0) | (labels >= num_classes)
+    _refuse(kind, images, labels, is_unknown, f"labels from 0 to {num_classes - 1}")
+    return images
+
+
+def _check_lengths(kind: str, parts: Sequence[Detections | Target]) -> None:
+    for image, part in enumerate(parts):
+        columns = [part.scores] if isinstance(part, Detections) else [part.is_ignored, part.areas]
+        shapes = {part.labels.shape, *(column.shape for column in columns)}
+        if part.boxes.shape != (len(part.labels), 4) or len(shapes) > 1:
+            raise ValueError(
+                f"{kind} of image {image}: expected boxes (N, 4) and N of everything else, "
+                f"got boxes {tuple(part.boxes.shape)} and {sorted(map(tuple, shapes))}"
+            )
+
+
+def _refuse(kind: str, images: Array, values: Array, is_bad: Array, rule: str) -> None:
+    """ValueError about the first row of values with something bad."""
+    if is_bad.any():
+        rows = np.unique(np.nonzero(is_bad)[0])
+        raise ValueError(
+            f"{kind} of image {images[rows[0]]} (counted from 0): expected {rule}, "
+            f"got {values[rows[0]].tolist()} ({len(rows)} such in all)"
+        )
+
+
+def _joined(parts: Sequence[Detections | Target]) -> tuple[Array, Array, Array]:
+    """(images (N,), boxes (N, 4), labels (N,)) of all images, one after the other."""
+    images = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    boxes = _numbers([part.boxes for part in parts], 4)
+    return images, boxes, _numbers([part.labels for part in parts], 0).astype(np.int64)
+
+
+def _numbers(tensors: list[Tensor], num_columns: int) -> Array:
+    """All rows as float64, which has every float32 and every label exactly."""
+    if not tensors:
+        return np.zeros((0, num_columns) if num_columns else 0)
+    joined: Array = torch.cat([tensor.detach().cpu() for tensor in tensors]).double().numpy()
+    return joined
+
+
+def _best_objects(
+    groups: Array, boxes: Array, object_groups: Array, object_boxes: Array
+) -> tuple[Array, Array]:
+    """(owner, overlap) (D,): the object of the same group with the highest IoU, and that IoU.
+
+    groups (D,) and object_groups (G,) number the pairs of image and class. owner is -1 where the
+    group has no object. Of equals the one that stands first.
+    """
+    by_group = np.argsort(object_groups, kind="stable")
+    starts = np.searchsorted(object_groups[by_group], groups, side="left")
+    num_objects = np.searchsorted(object_groups[by_group], groups, side="right") - starts
+    owner, overlap = np.full(len(groups), -1), np.zeros(len(groups))
+    rows = np.flatnonzero(num_objects)
+    # In parts of bounded size: an image can have thousands of objects and detections.
+    ends = np.cumsum(num_objects[rows])
+    for part in np.split(rows, np.flatnonzero(np.diff(ends // _MOST_PAIRS)) + 1):
+        if not len(part):
+            continue
+        counts = num_objects[part]
+        first_pair = np.cumsum(counts) - counts
+        detection = np.repeat(part, counts)
+        within = np.arange(len(detection)) - np.repeat(first_pair, counts)
+        candidate = by_group[starts[detection] + within]
+        iou = paired_iou(boxes[detection], object_boxes[candidate])
+        overlap[part] = np.maximum.reduceat(iou, first_pair)
+        is_best = iou == np.repeat(overlap[part], counts)
+        chosen = np.flatnonzero(is_best)[::-1]  # backwards: the first of equals is written last
+        owner[detection[chosen]] = candidate[chosen]
+    return owner, overlap
+
+
+def paired_iou(boxes: Array, others: Array) -> Array:
+    """(N,) intersection over union of each box (N, 4) with the other of its row; 0 without area.
+
+    >>> paired_iou(np.array([[0.0, 0.0, 2.0, 2.0]]), np.array([[1.0, 0.0, 3.0, 2.0]]))
+    array([0.33333333])
+    """
+    corners = np.maximum(boxes[:, :2], others[:, :2]), np.minimum(boxes[:, 2:], others[:, 2:])
+    shared = np.prod(np.maximum(corners[1] - corners[0], 0), axis=1)
+    areas = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1)
+    union = areas + np.prod(others[:, 2:] - others[:, :2], axis=1) - shared
+    iou: Array = np.divide(shared, union, out=np.zeros(len(boxes)), where=union > 0)
+    return iou
