@@ -1,0 +1,260 @@
+"""Every image of a data set through a detector: detections in the images' own pixels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rankdet.errors import TrainingError
+from rankdet.structures import Detections, Predictions
+
+_MOST_NAMES = 8  # files that a message names
+
+
+class _Batch(Protocol):
+    """B images with padding; see `rankdet.data.Batch`."""
+
+    @property
+    def images(self) -> Tensor: ...
+
+    @property
+    def sizes(self) -> Tensor: ...
+
+    @property
+    def indices(self) -> Tensor: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+
+class _Loader(Protocol):
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int) -> Iterator[_Batch]: ...
+
+
+class _Postprocess(Protocol):
+    """Detections of each image in the pixels that the detector saw; see `rankdet.detectors`."""
+
+    def __call__(self, stages: list[Predictions], sizes: Tensor) -> list[Detections]: ...
+
+    def candidates(self, stages: list[Predictions], sizes: Tensor) -> list[Detections]: ...
+
+    def suppress(self, detections: Detections) -> Detections: ...
+
+
+@dataclass(frozen=True)
+class View:
+    """All images in one size, in the order of the data set; is_flipped: left and right exchanged.
+
+    loader: gives the batches with `epoch(0)`, not shuffled.
+    """
+
+    loader: _Loader
+    is_flipped: bool = False
+
+
+@dataclass(frozen=True)
+class Detected:
+    """The detections of every image, in the order of the data set, on the CPU, and their time.
+
+    seconds: from the moment that the first batch is loaded (worker processes start before) to the
+    last detection; waiting for images included. network_seconds: the part of it without waiting,
+    which is copying to the device, network and postprocessing.
+    """
+
+    detections: list[Detections]
+    seconds: float
+    network_seconds: float
+
+    @property
+    def images_per_second(self) -> float:
+        """Loading, network and postprocessing together. 0 without images."""
+        return len(self.detections) / self.seconds if self.seconds else 0.0
+
+    @property
+    def network_images_per_second(self) -> float:
+        """Without the time that the network waited for images. 0 without images."""
+        return len(self.detections) / self.network_seconds if self.network_seconds else 0.0
+
+
+def detect(
+    detector: nn.Module,
+    postprocess: _Postprocess,
+    views: Sequence[View],
+    original_size: Callable[[int], tuple[int, int]],
+    *,
+    device: torch.device | str,
+    channels_last: bool = False,
+    on_batch: Callable[[int], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Detected | None:
+    """The detections of all images of the views; None if `should_stop` said so between batches.
+
+    With several views (sizes, and each mirrored: the "+" rows of the paper), the candidates of all
+    of them are put together before the class-wise suppression. original_size(index): the (height,
+    width) of an image of the data set. on_batch is told how many images were done. The detector
+    comes back in the mode that it had.
+    """
+    if not views:
+        raise ValueError("expected at least one view, got none")
+    found: dict[int, Detections] = {}
+    start = None
+    network_seconds = 0.0
+    run = _Network(detector, torch.device(device), channels_last)
+    # Not inference_mode: anchors that a detector keeps for later could then not be trained with.
+    with _evaluation_mode(detector), torch.no_grad():
+        for batches in zip(*(view.loader.epoch(0) for view in views), strict=True):
+            if should_stop is not None and should_stop():
+                return None
+            now = time.perf_counter()
+            start = now if start is None else start
+            indices = _common_indices(batches)
+            sizes = [original_size(index) for index in indices]
+            results = _results(run, postprocess, views, batches, sizes)
+            for index, detections in zip(indices, results, strict=True):
+                assert index not in found, f"image {index} came twice"
+                found[index] = detections.to("cpu")  # waits for the device
+            network_seconds += time.perf_counter() - now
+            if on_batch is not None:
+                on_batch(len(indices))
+    seconds = 0.0 if start is None else time.perf_counter() - start
+    assert set(found) == set(range(len(found))), "an image is missing"
+    return Detected([found[index] for index in range(len(found))], seconds, network_seconds)
+
+
+def to_original(
+    detections: Detections,
+    seen: tuple[int, int],
+    original: tuple[int, int],
+    is_flipped: bool = False,
+) -> Detections:
+    """The detections in the pixels of the original image, clipped to it.
+
+    seen: (height, width) that the boxes belong to, without padding; original: of the image itself.
+
+    >>> found = Detections(torch.tensor([[0.0, 5, 10, 20]]), torch.ones(1), torch.zeros(1).long())
+    >>> to_original(found, (20, 40), (40, 60)).boxes
+    tensor([[ 0., 10., 15., 40.]])
+    >>> to_original(found, (20, 40), (40, 60), is_flipped=True).boxes
+    tensor([[45., 10., 60., 40.]])
+    """
+    (seen_height, seen_width), (height, width) = seen, original
+    x1, y1, x2, y2 = detections.boxes.float().unbind(dim=1)
+    if is_flipped:
+        x1, x2 = seen_width - x2, seen_width - x1
+    across, down = width / seen_width, height / seen_height
+    x1, x2 = (x1 * across).clamp(0, width), (x2 * across).clamp(0, width)
+    y1, y2 = (y1 * down).clamp(0, height), (y2 * down).clamp(0, height)
+    boxes = torch.stack([x1, y1, x2, y2], dim=1)
+    return Detections(boxes, detections.scores, detections.labels)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """The detector with all that its calls have in common."""
+
+    detector: nn.Module
+    device: torch.device
+    channels_last: bool
+
+    def __call__(self, batch: _Batch) -> list[Predictions]:
+        layout = torch.channels_last if self.channels_last else torch.preserve_format
+        images = batch.images.to(self.device, non_blocking=True, memory_format=layout)
+        # Without autocast: in bfloat16 many scores would be equal, and AP is about their order.
+        stages: list[Predictions] = self.detector(images)
+        _check_finite(stages, batch.names)
+        return stages
+
+
+def _results(
+    run: _Network,
+    postprocess: _Postprocess,
+    views: Sequence[View],
+    batches: Sequence[_Batch],
+    sizes: list[tuple[int, int]],
+) -> list[Detections]:
+    """The detections of each image of a batch, which comes once for each view."""
+    if len(views) == 1:
+        found = postprocess(run(batches[0]), batches[0].sizes)
+        return _all_to_original(found, batches[0], sizes, views[0].is_flipped)
+    of_views = [
+        _all_to_original(
+            postprocess.candidates(run(batch), batch.sizes), batch, sizes, view.is_flipped
+        )
+        for view, batch in zip(views, batches, strict=True)
+    ]
+    return [postprocess.suppress(_together(of_image)) for of_image in zip(*of_views, strict=True)]
+
+
+def _all_to_original(
+    found: list[Detections], batch: _Batch, sizes: list[tuple[int, int]], is_flipped: bool
+) -> list[Detections]:
+    return [
+        to_original(detections, (height, width), size, is_flipped)
+        for detections, (height, width), size in zip(
+            found, batch.sizes.tolist(), sizes, strict=True
+        )
+    ]
+
+
+def _together(of_image: Sequence[Detections]) -> Detections:
+    """What all views found in one image."""
+    return Detections(
+        torch.cat([detections.boxes for detections in of_image]),
+        torch.cat([detections.scores for detections in of_image]),
+        torch.cat([detections.labels for detections in of_image]),
+    )
+
+
+def _common_indices(batches: Sequence[_Batch]) -> list[int]:
+    """The images of a batch, which must be the same in all views."""
+    indices: list[list[int]] = [batch.indices.tolist() for batch in batches]
+    if any(others != indices[0] for others in indices):
+        raise ValueError(f"expected the same images in every view, got {indices}")
+    return indices[0]
+
+
+def _check_finite(stages: list[Predictions], names: Sequence[str]) -> None:
+    """A TrainingError that names the images for which the network gave no numbers.
+
+    A score that is NaN is below every threshold: without this check nothing would be found, and
+    nothing would be said.
+    """
+    is_finite = torch.stack(
+        [
+            torch.isfinite(values).flatten(1).all(dim=1)
+            for stage in stages
+            for values in (stage.logits, stage.deltas)
+        ]
+    ).all(dim=0)
+    affected = [
+        name for name, is_good in zip(names, is_finite.tolist(), strict=True) if not is_good
+    ]
+    if not affected:
+        return
+    listed = ", ".join(affected[:_MOST_NAMES])
+    if len(affected) > _MOST_NAMES:
+        listed += f" and {len(affected) - _MOST_NAMES} more"
+    raise TrainingError(
+        f"{listed}: the detector's outputs are not finite (NaN or infinite). Its weights are "
+        "damaged: take another checkpoint."
+    )
+
+
+@contextmanager
+def _evaluation_mode(detector: nn.Module) -> Iterator[None]:
+    """The detector in evaluation mode; afterwards each part has the mode that it had before."""
+    modes = [(module, module.training) for module in detector.modules()]
+    detector.eval()
+    try:
+        yield
+    finally:
+        for module, is_training in modes:
+            module.training = is_training

@@ -1,0 +1,92 @@
+"""Signals that ask a training to stop: remembered, so that the step can be finished and saved."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+# torchrun passes on the Ctrl-C that the terminal has sent to everyone already: the same request.
+_SECONDS_OF_ONE_REQUEST = 1.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = "\x1b[?25h"  # which a live display has hidden
+
+
+class StopRequest:
+    """True once SIGINT or SIGTERM came; the second one ends the process at once.
+
+    with StopRequest() as stop:
+        for step in steps:
+            if stop:
+                break
+    sys.exit(stop.exit_code)
+
+    Outside of the main thread signals cannot be handled: then nothing is installed. signal: the
+    first that came, None before.
+
+    >>> with StopRequest() as stop:
+    ...     before = bool(stop)
+    ...     signal.raise_signal(signal.SIGTERM)
+    >>> before, bool(stop), stop.exit_code
+    (False, True, 143)
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._time = 0.0
+        self._process = os.getpid()
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            # None: installed by something other than Python, which cannot install it again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._previous.clear()
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What shells call a process that a signal ended, 130 or 143; 0 without a signal."""
+        return 0 if self.signal is None else 128 + self.signal
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a fork of this process: the request is not for it
+            _end(number)
+        elif self.signal is None:
+            self.signal = number
+            self._time = time.monotonic()
+            name = signal.Signals(number).name
+            _say(f"\n{name}: finishing this step, saving; once more to stop at once.\n")
+        elif time.monotonic() - self._time > _SECONDS_OF_ONE_REQUEST:
+            _end(number)
+
+
+def _end(number: int) -> None:
+    """End this process as the signal does by default."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _say(text: str) -> None:
+    # Not by print: the signal may have come in the middle of one, which then cannot be entered.
+    if os.isatty(2):
+        text = _SHOW_CURSOR + text  # a second signal would leave it hidden
+    with suppress(OSError):  # the terminal is gone: all the more reason to save
+        os.write(2, text.encode())

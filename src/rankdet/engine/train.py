@@ -1,0 +1,252 @@
+"""The training loop: forward, loss, backward, step.
+
+`training_steps` yields after every step of the optimiser. What else belongs to a training (records,
+checkpoints, evaluation, stopping) is done by whoever iterates over it, between two steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rankdet.errors import TrainingError
+from rankdet.structures import Predictions, Target
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a training is: whole epochs, micro-batches of the next one, and optimiser steps."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How a step is done. precision: of autocast; None: without it. log_every: see `Report`."""
+
+    device: torch.device
+    precision: torch.dtype | None = None
+    channels_last: bool = False
+    clip_norm: float | None = None
+    accumulate: int = 1
+    log_every: int = 10
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a step came to. losses: the parts, as the mean over the micro-batches.
+
+    In every log_every-th step also: batch_ap, the average precision of the ranking in the batch (of
+    the last micro-batch; NaN without positives), and seconds, the time of each part of the step.
+    """
+
+    losses: dict[str, float]
+    gradient_norm: float
+    learning_rate: float
+    num_images: int
+    batch_ap: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether this is one of the log_every-th steps."""
+        return bool(self.seconds)
+
+
+class TrainingBatch(Protocol):
+    """What a loader gives; see `rankdet.data.loading.collate.Batch`."""
+
+    images: Tensor
+    targets: list[Target]
+    names: tuple[str, ...]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> TrainingBatch: ...
+
+    def __len__(self) -> int: ...
+
+
+class TrainingLoader(Protocol):
+    """The same micro-batches for the same epoch, from any of them on."""
+
+    def __len__(self) -> int: ...
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
+
+
+class CriterionOutput(Protocol):
+    """What a criterion gives; see `rankdet.detectors.criterion.Losses`."""
+
+    @property
+    def parts(self) -> dict[str, Tensor]: ...
+
+    @property
+    def total(self) -> Tensor: ...
+
+    @property
+    def assignments(self) -> Sequence[Any]: ...
+
+
+Criterion = Callable[[list[Predictions], Sequence[Target]], CriterionOutput]
+# (logits, labels) -> the average precision of a ranking
+AveragePrecision = Callable[[Tensor, Tensor], Tensor]
+
+
+def training_steps(
+    detector: nn.Module,
+    criterion: Criterion,
+    optimizer: torch.optim.Optimizer,
+    loader: TrainingLoader,
+    *,
+    learning_rate: Callable[[int], float],
+    average_precision: AveragePrecision,
+    settings: StepSettings,
+    num_epochs: int,
+    start: Position | None = None,
+) -> Generator[tuple[Position, Report]]:
+    """Train, and give the position reached and a report after every step.
+
+    learning_rate: of the step with this number, from 0. start: where an earlier training ended.
+    Micro-batches at the end of an epoch that do not fill a step are left out.
+    """
+    position = start or Position()
+    size = settings.accumulate
+    steps_per_epoch = len(loader) // size
+    while position.epoch < num_epochs:
+        batches = loader.epoch(position.epoch, position.batch)
+        for number in range(position.batch // size, steps_per_epoch):
+            watch = _Stopwatch(settings, is_on=position.step % settings.log_every == 0)
+            with watch.part("data"):
+                micro_batches = list(itertools.islice(batches, size))
+            rate = learning_rate(position.step)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            report = training_step(
+                detector, criterion, optimizer, micro_batches, settings, average_precision, watch
+            )
+            is_last = number + 1 == steps_per_epoch
+            position = Position(
+                epoch=position.epoch + is_last,
+                batch=0 if is_last else (number + 1) * size,
+                step=position.step + 1,
+            )
+            yield position, report
+        for _ in batches:  # the rest, or the loader would end its workers
+            pass
+
+
+def training_step(
+    detector: nn.Module,
+    criterion: Criterion,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[TrainingBatch],
+    settings: StepSettings,
+    average_precision: AveragePrecision,
+    watch: _Stopwatch,
+) -> Report:
+    """One step of the optimiser; the gradient is the mean over the micro-batches.
+
+    A TrainingError that names the files, before any weight changes, if a number is not finite.
+    """
+    detector.train()
+    optimizer.zero_grad(set_to_none=True)
+    parts: list[dict[str, Tensor]] = []
+    soundness: list[Tensor] = []
+    for batch in batches:
+        with watch.part("forward"):
+            moved = batch.to(settings.device, non_blocking=True)
+            with torch.autocast(
+                settings.device.type, settings.precision, enabled=settings.precision is not None
+            ):
+                stages = detector(_images(moved, settings), moved.targets)
+        soundness += [stage.logits.detach().sum(dtype=torch.float32) for stage in stages]
+        with watch.part("loss"):
+            try:
+                losses = criterion(stages, moved.targets)
+            except FloatingPointError as error:  # where the loss itself looks at the scores
+                raise _not_finite(str(error), batches) from error
+        with watch.part("backward"):
+            (losses.total / len(batches)).backward()
+        parts.append({name: part.detach() for name, part in losses.parts.items()})
+    batch_ap = None
+    if watch.is_on:
+        batch_ap = average_precision(stages[-1].logits, losses.assignments[-1].labels).item()
+    with watch.part("step"):
+        norm = _gradient_norm(detector)
+        values = _values(parts, soundness, norm)
+        for name, value in values.items():
+            if not abs(value) < float("inf"):  # NaN too
+                raise _not_finite(f"{name} = {value}", batches)
+        if settings.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(detector.parameters(), settings.clip_norm, norm)
+        optimizer.step()
+    return Report(
+        losses={name: values[f"the {name} loss"] for name in parts[0]},
+        gradient_norm=values["the norm of the gradient"],
+        learning_rate=optimizer.param_groups[0]["lr"],
+        num_images=sum(len(batch) for batch in batches),
+        batch_ap=batch_ap,
+        seconds=watch.seconds,
+    )
+
+
+def _images(batch: TrainingBatch, settings: StepSettings) -> Tensor:
+    if settings.channels_last:
+        return batch.images.contiguous(memory_format=torch.channels_last)
+    return batch.images
+
+
+def _gradient_norm(module: nn.Module) -> Tensor:
+    """The norm over all parameters; not finite as soon as one number of the gradient is not."""
+    gradients = [p.grad for p in module.parameters() if p.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients)
+
+
+def _values(
+    parts: list[dict[str, Tensor]], soundness: list[Tensor], norm: Tensor
+) -> dict[str, float]:
+    """Everything that must be finite, by name. The host waits for the device once, here."""
+    tensors = {"the sum of the class scores": torch.stack(soundness).sum()}
+    for name in parts[0]:
+        tensors[f"the {name} loss"] = torch.stack([part[name] for part in parts]).mean()
+    tensors["the norm of the gradient"] = norm
+    numbers = torch.stack([tensor.float() for tensor in tensors.values()]).tolist()
+    return dict(zip(tensors, numbers, strict=True))
+
+
+def _not_finite(what: str, batches: Sequence[TrainingBatch]) -> TrainingError:
+    names = [name for batch in batches for name in batch.names]
+    return TrainingError(
+        f"a number is not finite: {what}. No weight was changed in this step. "
+        f"Its images: {', '.join(names)}. "
+        "Lower the learning rate, or clip the gradient (training.clip_norm)."
+    )
+
+
+class _Stopwatch:
+    """Seconds of each part of a step; when on, a device finishes its work at each end."""
+
+    def __init__(self, settings: StepSettings, is_on: bool) -> None:
+        self.is_on = is_on
+        self.device = settings.device
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = self._now()
+        yield
+        if self.is_on:
+            self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - start
+
+    def _now(self) -> float:
+        if self.is_on and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()

@@ -1,0 +1,300 @@
+"""The training loop, on a detector with one weight whose steps can be worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankdet.engine.train import Position, Report, StepSettings, training_steps
+from rankdet.errors import TrainingError
+from rankdet.structures import Predictions, Target
+
+
+@dataclasses.dataclass(frozen=True)
+class FakeBatch:
+    """Images whose only pixel is the number that the detector multiplies with its weight."""
+
+    images: Tensor
+    names: tuple[str, ...]
+    targets: list[Target] = dataclasses.field(default_factory=list)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> FakeBatch:
+        return self
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class FakeLoader:
+    """Batches of one image; `values[e][b]` is the pixel of batch b in epoch e."""
+
+    def __init__(self, values: Sequence[Sequence[float]]) -> None:
+        self.values = values
+        self.asked: list[tuple[int, int]] = []
+        self.num_given = 0
+
+    def __len__(self) -> int:
+        return len(self.values[0])
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[FakeBatch]:
+        self.asked.append((epoch, start))
+        for number, value in itertools.islice(enumerate(self.values[epoch]), start, None):
+            self.num_given += 1
+            yield FakeBatch(torch.full((1, 3, 1, 1), value), (f"epoch{epoch}-batch{number}.jpg",))
+
+
+class OneWeight(nn.Module):
+    """logits = weight * pixel."""
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(weight))
+        self.layouts: list[bool] = []
+
+    def forward(self, images: Tensor, targets: object = None) -> list[Predictions]:
+        assert self.training
+        self.layouts.append(images.is_contiguous(memory_format=torch.channels_last))
+        logits = (self.weight * images[:, :1, :1, :1]).reshape(len(images), 1, 1)
+        anchors = torch.zeros(1, 4)
+        return [Predictions("fake", logits, torch.zeros(len(images), 1, 4), anchors, (1,))]
+
+
+@dataclasses.dataclass
+class FakeLosses:
+    parts: dict[str, Tensor]
+    assignments: list[FakeAssignment]
+
+    @property
+    def total(self) -> Tensor:
+        return sum(self.parts.values(), start=torch.zeros(()))
+
+
+@dataclasses.dataclass
+class FakeAssignment:
+    labels: Tensor
+
+
+def criterion(stages: list[Predictions], targets: Sequence[Target]) -> FakeLosses:
+    """The class loss is the logit itself and the box loss half of it: gradients are known."""
+    logits = stages[0].logits
+    parts = {"class": logits.mean(), "box": logits.mean() / 2}
+    return FakeLosses(parts, [FakeAssignment(torch.zeros(logits.shape[:2]))])
+
+
+def steps(
+    detector: nn.Module,
+    loader: FakeLoader,
+    *,
+    num_epochs: int = 1,
+    start: Position | None = None,
+    rate: float = 0.1,
+    criterion: object = criterion,
+    **settings: object,
+) -> list[tuple[Position, Report]]:
+    """Train with plain SGD to the end."""
+    return list(
+        training_steps(
+            detector,
+            criterion,  # type: ignore[arg-type]
+            torch.optim.SGD(detector.parameters(), lr=99.0),
+            loader,
+            learning_rate=lambda step: rate,
+            average_precision=lambda logits, labels: logits.mean() * 0 + 0.25,
+            settings=StepSettings(device=torch.device("cpu"), **settings),  # type: ignore[arg-type]
+            num_epochs=num_epochs,
+            start=start,
+        )
+    )
+
+
+def test_a_step_goes_against_the_gradient_with_the_rate_of_the_schedule() -> None:
+    detector = OneWeight(1.0)
+    ((position, report),) = steps(detector, FakeLoader([[2.0]]))
+    # loss = 1.5 * weight * 2, gradient 3, step 0.1 * 3
+    assert detector.weight.item() == pytest.approx(0.7)
+    assert position == Position(epoch=1, batch=0, step=1)
+    assert report.losses == {"class": 2.0, "box": 1.0}
+    assert report.gradient_norm == pytest.approx(3.0)
+    assert report.learning_rate == 0.1
+    assert report.num_images == 1
+
+
+def test_the_learning_rate_is_asked_for_every_step_by_its_number() -> None:
+    asked = []
+
+    def learning_rate(step: int) -> float:
+        asked.append(step)
+        return 0.0
+
+    detector = OneWeight()
+    generator = training_steps(
+        detector,
+        criterion,
+        torch.optim.SGD(detector.parameters(), lr=1.0),
+        FakeLoader([[1.0] * 3] * 2),
+        learning_rate=learning_rate,
+        average_precision=lambda logits, labels: logits.sum(),
+        settings=StepSettings(device=torch.device("cpu")),
+        num_epochs=2,
+        start=Position(epoch=1, batch=1, step=4),
+    )
+    assert [position.step for position, _ in generator] == [5, 6]
+    assert asked == [4, 5]
+
+
+def test_positions_name_the_next_micro_batch() -> None:
+    found = [
+        position for position, _ in steps(OneWeight(), FakeLoader([[0.0] * 2] * 2), num_epochs=2)
+    ]
+    assert found == [Position(0, 1, 1), Position(1, 0, 2), Position(1, 1, 3), Position(2, 0, 4)]
+
+
+def test_accumulated_gradients_are_the_mean_over_the_micro_batches() -> None:
+    detector = OneWeight(1.0)
+    ((position, report),) = steps(detector, FakeLoader([[2.0, 4.0]]), accumulate=2)
+    assert detector.weight.item() == pytest.approx(1 - 0.1 * 1.5 * 3)
+    assert report.losses == {"class": 3.0, "box": 1.5}
+    assert report.num_images == 2
+    assert position == Position(1, 0, 1)
+
+
+def test_micro_batches_that_do_not_fill_a_step_are_left_out_but_loaded_to_the_end() -> None:
+    detector, loader = OneWeight(1.0), FakeLoader([[2.0, 4.0, 1000.0]])
+    found = steps(detector, loader, accumulate=2)
+    assert [position for position, _ in found] == [Position(1, 0, 1)]
+    assert detector.weight.item() == pytest.approx(1 - 0.1 * 1.5 * 3)
+    assert loader.num_given == 3
+
+
+def test_going_on_from_any_position_gives_the_same_weights() -> None:
+    values = [[1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]]
+    whole = OneWeight()
+    reached = [
+        (position, weight)
+        for position, weight in _weights_after_each_step(whole, FakeLoader(values))
+    ]
+    for position, weight in reached[:-1]:
+        again, loader = OneWeight(weight), FakeLoader(values)
+        steps(again, loader, num_epochs=2, start=position, accumulate=2)
+        assert again.weight.item() == whole.weight.item()
+        assert loader.asked[0] == (position.epoch, position.batch)
+
+
+def _weights_after_each_step(
+    detector: OneWeight, loader: FakeLoader
+) -> Iterator[tuple[Position, float]]:
+    for position, _ in training_steps(
+        detector,
+        criterion,
+        torch.optim.SGD(detector.parameters(), lr=1.0),
+        loader,
+        learning_rate=lambda step: 0.1,
+        average_precision=lambda logits, labels: logits.sum(),
+        settings=StepSettings(device=torch.device("cpu"), accumulate=2),
+        num_epochs=2,
+    ):
+        yield position, detector.weight.item()
+
+
+def test_nothing_is_loaded_where_all_epochs_are_done() -> None:
+    loader = FakeLoader([[1.0]])
+    assert steps(OneWeight(), loader, start=Position(epoch=1, batch=0, step=1)) == []
+    assert loader.asked == []
+
+
+def test_every_so_many_steps_are_measured() -> None:
+    found = steps(OneWeight(), FakeLoader([[0.0] * 5]), log_every=2)
+    assert [report.is_measured for _, report in found] == [True, False, True, False, True]
+    assert [report.batch_ap for _, report in found] == [0.25, None, 0.25, None, 0.25]
+    assert set(found[0][1].seconds) == {"data", "forward", "loss", "backward", "step"}
+    assert all(seconds >= 0 for seconds in found[0][1].seconds.values())
+
+
+def test_a_gradient_above_the_limit_is_scaled_down() -> None:
+    detector = OneWeight(1.0)
+    ((_, report),) = steps(detector, FakeLoader([[2.0]]), clip_norm=0.5)
+    assert detector.weight.item() == pytest.approx(1 - 0.1 * 0.5, rel=1e-4)
+    assert report.gradient_norm == pytest.approx(3.0)
+
+
+def test_images_are_laid_out_as_asked() -> None:
+    detector, loader = OneWeight(), FakeLoader([[1.0]])
+    loader.epoch = lambda epoch, start=0: iter(  # type: ignore[method-assign]
+        [FakeBatch(torch.ones(1, 3, 2, 2), ("a.jpg",))]
+    )
+    steps(detector, loader, channels_last=True)
+    steps(detector, loader, channels_last=False)
+    assert detector.layouts == [True, False]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_stop_the_training_before_a_weight_changes(value: float) -> None:
+    detector = OneWeight(1.0)
+    with pytest.raises(TrainingError, match="not finite") as error:
+        steps(detector, FakeLoader([[0.0, value]]), accumulate=2)
+    assert "epoch0-batch0.jpg, epoch0-batch1.jpg" in str(error.value)
+    assert detector.weight.item() == 1.0
+
+
+def test_logits_that_the_loss_does_not_read_are_checked_too() -> None:
+    def blind(stages: list[Predictions], targets: object) -> FakeLosses:
+        return FakeLosses(
+            {"class": stages[0].deltas.sum() * 0 + 0 * detector.weight},
+            [FakeAssignment(torch.zeros(1))],
+        )
+
+    detector = OneWeight(1.0)
+    with pytest.raises(TrainingError, match="class scores = nan"):
+        steps(detector, FakeLoader([[math.nan]]), criterion=blind)
+
+
+def test_a_loss_that_refuses_its_scores_becomes_the_same_error() -> None:
+    def strict(stages: list[Predictions], targets: object) -> FakeLosses:
+        raise FloatingPointError("logits[0] is NaN")
+
+    with pytest.raises(TrainingError, match=r"logits\[0\] is NaN.*epoch0-batch0.jpg"):
+        steps(OneWeight(), FakeLoader([[1.0]]), criterion=strict)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_training_though_the_loss_is_fine() -> None:
+    def steep(stages: list[Predictions], targets: object) -> FakeLosses:
+        # The root has an infinite slope at 0, and the value 0.
+        part = (stages[0].logits * 0).sqrt().sum()
+        return FakeLosses({"class": part}, [FakeAssignment(torch.zeros(1))])
+
+    detector = OneWeight(1.0)
+    with pytest.raises(TrainingError, match="norm of the gradient = nan"):
+        steps(detector, FakeLoader([[1.0]]), criterion=steep)
+    assert detector.weight.item() == 1.0
+
+
+def test_a_part_of_the_loss_that_is_not_finite_is_named() -> None:
+    def broken(stages: list[Predictions], targets: object) -> FakeLosses:
+        logit = stages[0].logits.sum()
+        parts = {"class": logit, "box": logit.detach() * math.inf}
+        return FakeLosses(parts, [FakeAssignment(torch.zeros(1))])
+
+    with pytest.raises(TrainingError, match="the box loss = inf"):
+        steps(OneWeight(), FakeLoader([[1.0]]), criterion=broken)
+
+
+def test_autocast_reaches_the_detector_and_not_the_criterion() -> None:
+    seen = []
+
+    class Wide(OneWeight):
+        def forward(self, images: Tensor, targets: object = None) -> list[Predictions]:
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(images)
+
+    def watching(stages: list[Predictions], targets: Sequence[Target]) -> FakeLosses:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return criterion(stages, targets)
+
+    steps(Wide(), FakeLoader([[1.0]]), criterion=watching, precision=torch.bfloat16)
+    assert seen == [True, False]
