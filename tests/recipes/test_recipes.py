@@ -1,0 +1,121 @@
+"""Recipes: the paper's numbers, and that each says what it should."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+
+from rankdet.config import Config, LossConfig
+from rankdet.errors import ConfigError
+from rankdet.recipes import RECIPES, recipe, summary
+
+PAPER = ["voc", "voc-resnet101-500", "coco", "coco-resnet101-500", "coco-resnet101-800"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_docstring_gives_command_numbers_and_cost(name: str) -> None:
+    text = " ".join((inspect.getdoc(RECIPES[name]) or "").split())
+    option = "" if name == "default" else f"--recipe {name}"
+    command = text.partition("Command: ")[2]
+    assert command.startswith("rankdet train ")
+    assert option in command
+    for part in ("Paper's number: ", "Our number: ", "Cost: "):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_summary_is_one_line_of_a_sentence(name: str) -> None:
+    assert summary(name).endswith(".")
+    assert 30 < len(summary(name)) <= 92  # beside the name, in a terminal of 112 columns
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_name_is_that_of_its_function(name: str) -> None:
+    assert RECIPES[name].__name__ == name.replace("-", "_")
+    assert recipe(name) == RECIPES[name]()
+
+
+def test_the_default_is_the_default_of_every_setting() -> None:
+    assert recipe("default") == Config()
+    assert recipe("default").detector.weights == "none"
+    assert recipe("default").training.epochs == 60
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_what_all_trainings_of_the_paper_share(name: str) -> None:
+    config = recipe(name)
+    training = config.training
+    assert config.loss == LossConfig("ap", {}, 1.0)  # delta 1, interpolated
+    assert (training.batch_size, training.learning_rate, training.reference_batch_size) == (
+        16,
+        0.001,
+        16,
+    )
+    assert (training.optimizer, training.momentum, training.weight_decay) == ("sgd", 0.9, 1e-4)
+    assert (training.schedule, training.decay) == ("steps", 0.1)
+    assert (training.warmup_steps, training.warmup_start) == (500, 1 / 3)
+    assert training.clip_norm is None
+    assert (config.data.augmentation, config.data.drop_ignored) == ("ssd", True)
+    detector = config.detector
+    assert (detector.anchor_scale, detector.anchor_octaves) == (4.0, 2)
+    assert detector.anchor_ratios == (0.5, 1.0, 2.0)
+    assert detector.box_weights == (10.0, 10.0, 5.0, 5.0)
+    assert (detector.positive_iou, detector.negative_iou) == (0.5, 0.4)
+    assert (detector.weights, detector.norm, detector.frozen_stages) == ("imagenet", None, None)
+    evaluation = config.evaluation
+    assert (evaluation.score_threshold, evaluation.candidates) == (0.01, 1000)
+    assert (evaluation.nms_iou, evaluation.max_detections) == (0.5, 100)
+    assert (evaluation.fixed_size, evaluation.scales, evaluation.flip) == (None, (), False)
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "size", "shorter", "longest"),
+    [
+        ("voc", "resnet50", 512, 600, 1000),
+        ("voc-resnet101-500", "resnet101", 512, 500, 833),
+        ("coco", "resnet50", 512, 600, 1000),
+        ("coco-resnet101-500", "resnet101", 512, 500, 833),
+        ("coco-resnet101-800", "resnet101", 800, 800, 1333),
+    ],
+)
+def test_networks_and_sizes_of_the_paper(
+    name: str, backbone: str, size: int, shorter: int, longest: int
+) -> None:
+    config = recipe(name)
+    assert (config.detector.backbone, config.data.size) == (backbone, size)
+    assert (config.evaluation.shorter, config.evaluation.longest) == (shorter, longest)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_data_and_length_of_the_paper(name: str) -> None:
+    config = recipe(name)
+    training = config.training
+    if name.startswith("voc"):
+        assert (training.epochs, training.milestones) == (160, (110.0, 140.0))
+        assert config.data.train_split == "2007_trainval+2012_trainval"
+        assert config.data.val_split == "2007_test"
+    else:
+        assert (training.epochs, training.milestones) == (100, (60.0, 80.0))
+        assert (config.data.train_split, config.data.val_split) == ("train2017", "val2017")
+    format = name.partition("-")[0]
+    assert (config.data.format, config.evaluation.protocol) == (format, format)
+
+
+def test_the_small_recipe_is_for_a_cpu() -> None:
+    config = recipe("small")
+    assert config.detector.backbone == "small"
+    assert (config.detector.norm, config.detector.head_norm) == ("group", "group")
+    assert config.detector.weights == "none"
+    assert config.evaluation.fixed_size == config.data.size
+    assert math.prod((config.data.size, config.data.size)) < 512 * 512 / 4
+
+
+def test_an_unknown_recipe_is_told_with_the_closest_name() -> None:
+    with pytest.raises(ConfigError) as error:
+        recipe("vok")
+    known = ", ".join(RECIPES)
+    assert str(error.value) == f"--recipe vok: expected one of {known}. Did you mean 'voc'?"
+    with pytest.raises(ConfigError, match=r"torchvision-coco\.$"):
+        recipe("zzzz")
