@@ -50,7 +50,8 @@ def record(
 def test_help_names_every_command() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
-    for command in ("demo", "check", "view", "synth", "bench", "reproduce", "--version"):
+    commands = ("demo", "check", "view", "synth", "train", "evaluate", "predict", "recipes")
+    for command in (*commands, "bench", "reproduce", "--version"):
         assert command in plain(result)
 
 

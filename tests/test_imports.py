@@ -31,7 +31,21 @@ def test_the_package_does_not_import_torch() -> None:
     assert loaded_by("import rankdet", {"torch", "numpy", "typer"}) == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["check", "--help"], ["bench"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["check", "--help"],
+        ["bench"],
+        ["train", "--help"],
+        ["train", "synthetic", "--loss", "unheard_of"],
+        ["evaluate", "--help"],
+        ["predict", "--help"],
+        ["recipes"],
+        ["recipes", "voc"],
+    ],
+)
 def test_the_command_line_answers_without_torch(arguments: list[str]) -> None:
     code = f"""
 import sys

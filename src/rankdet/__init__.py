@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the same names as in _HOME, for type checkers and editors
         hinge_ap_loss,
         smooth_ap_loss,
     )
+    from rankdet.workflows.load import TrainedDetector, load
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "APLoss",
     "AUCLoss",
     "FocalLoss",
+    "TrainedDetector",
     "__version__",
     "ap_loss",
     "ap_loss_reference",
@@ -45,12 +47,16 @@ __all__ = [
     "binary_ap_loss",
     "focal_loss",
     "hinge_ap_loss",
+    "load",
     "losses",
     "smooth_ap_loss",
 ]
 
 # Where a public name lives. `losses` is a module itself and not in here.
-_HOME = dict.fromkeys(set(__all__) - {"__version__", "losses"}, "rankdet.losses")
+_HOME = dict.fromkeys(set(__all__) - {"__version__", "losses"}, "rankdet.losses") | {
+    "TrainedDetector": "rankdet.workflows.load",
+    "load": "rankdet.workflows.load",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,281 @@
+"""The parts of a training, from its settings: the only place where a name becomes a class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from rankdet import losses
+from rankdet.config import (
+    Config,
+    DataConfig,
+    DetectorConfig,
+    EvaluationConfig,
+    LossConfig,
+    TrainingConfig,
+)
+from rankdet.data.augmentation.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
+from rankdet.data.augmentation.transforms import (
+    FlipScaleJitter,
+    ResizeFixed,
+    ResizeShorter,
+    SSDAugmentation,
+    WithoutIgnored,
+)
+from rankdet.data.dataset import DetectionDataset, open_dataset
+from rankdet.data.loading.held import BatchedTransform, HeldLoader, make_held_loader
+from rankdet.data.loading.loader import Loader, Transform, make_loader
+from rankdet.detectors.assign import IoUAssigner
+from rankdet.detectors.criterion import Criterion
+from rankdet.detectors.postprocess import Postprocess
+from rankdet.detectors.retinanet import RetinaNet, make_retinanet
+from rankdet.engine.detect import View
+from rankdet.errors import ConfigError
+
+LOSSES: dict[str, type[losses.ClassLoss]] = {
+    "ap": losses.APLoss,
+    "auc": losses.AUCLoss,
+    "focal": losses.FocalLoss,
+    "ohem": losses.OHEMLoss,
+    "ghm": losses.GHMLoss,
+    "dr": losses.DRLoss,
+    "smooth_ap": losses.SmoothAPLoss,
+    "hinge_ap": losses.HingeAPLoss,
+}
+
+
+def device(name: str | None) -> torch.device:
+    """The device of this name; None: a CUDA device where there is one, else the CPU."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(name)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:  # torch without CUDA raises the latter
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"--device {name}: {reason}. Give cpu, or cuda where there is one."
+        ) from error
+    return chosen
+
+
+def precision(config: TrainingConfig, device: torch.device) -> torch.dtype | None:
+    """What autocast computes in; None: everything stays float32."""
+    name = config.precision or ("bfloat16" if device.type == "cuda" else "float32")
+    return torch.bfloat16 if name == "bfloat16" else None
+
+
+def is_channels_last(config: TrainingConfig, device: torch.device) -> bool:
+    """As asked for; else on CUDA, where convolutions are faster so."""
+    return device.type == "cuda" if config.channels_last is None else config.channels_last
+
+
+def class_loss(config: LossConfig) -> losses.ClassLoss:
+    """The class loss with its settings; ConfigError if it does not know or accept one."""
+    loss_class = LOSSES[config.name]
+    known = list(inspect.signature(loss_class).parameters)
+    for name in config.settings:
+        if name not in known:
+            raise ConfigError(
+                f"loss.settings.{name}: the loss {config.name!r} has no such setting. "
+                f"It has: {', '.join(known)}."
+            )
+    try:
+        loss = loss_class(**config.settings)
+        # Some losses look at their settings only when they are called.
+        loss(torch.zeros(1, loss.num_logits(1)), torch.tensor([losses.BACKGROUND]))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"loss.settings of {config.name!r}: {error}.") from error
+    return loss
+
+
+def detector(config: DetectorConfig, num_classes: int, activation: str) -> RetinaNet:
+    """The network with fresh weights; its norms are frozen only where weights will be loaded."""
+    is_pretrained = config.weights != "none"
+    return make_retinanet(
+        num_classes,
+        activation=activation,
+        backbone=config.backbone,
+        stride_on=config.stride_on,
+        norm=config.norm or ("frozen" if is_pretrained else "batch"),
+        norm_epsilon=config.norm_epsilon,
+        head_norm=config.head_norm,
+        p6_from=config.p6_from,
+        anchor_scale=config.anchor_scale,
+        anchor_octaves=config.anchor_octaves,
+        anchor_ratios=config.anchor_ratios,
+        anchor_spacing=config.anchor_spacing,
+    )
+
+
+def placed(module: RetinaNet, config: TrainingConfig, device: torch.device) -> RetinaNet:
+    """The network on the device, in the memory layout that suits it."""
+    module = module.to(device)
+    return (
+        module.to(memory_format=torch.channels_last) if is_channels_last(config, device) else module
+    )
+
+
+def num_frozen_stages(config: DetectorConfig) -> int:
+    """As asked for; else the first two where the weights are pretrained, and none otherwise."""
+    if config.frozen_stages is not None:
+        return config.frozen_stages
+    return 0 if config.weights == "none" else 2
+
+
+def criterion(config: Config, loss: losses.ClassLoss) -> Criterion:
+    """What the training minimises."""
+    settings = config.detector
+    return Criterion(
+        IoUAssigner(settings.positive_iou, settings.negative_iou),
+        loss,
+        box_weights=settings.box_weights,
+        box_weight=config.loss.box_weight,
+    )
+
+
+def postprocess(config: Config, activation: str) -> Postprocess:
+    """From the network's outputs to detections."""
+    settings = config.evaluation
+    return Postprocess(
+        activation=activation,
+        box_weights=config.detector.box_weights,
+        score_threshold=settings.score_threshold,
+        last_level_threshold=settings.last_level_threshold,
+        num_candidates=settings.candidates,
+        nms_iou=settings.nms_iou,
+        max_detections=settings.max_detections,
+    )
+
+
+def optimizer(config: Config, module: nn.Module) -> torch.optim.Optimizer:
+    """An optimiser of the parameters that are not frozen; the schedule sets its learning rate."""
+    settings = config.training
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(
+            parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+    return torch.optim.SGD(
+        parameters,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def open_split(
+    config: DataConfig,
+    split: str,
+    *,
+    classes: Sequence[str] | None = None,
+    on_start: Callable[[int], None] | None = None,
+    on_image: Callable[[], None] | None = None,
+) -> DetectionDataset:
+    """A split of the data, with the classes given (those of a trained detector) or its own."""
+    is_synthetic = config.path == "synthetic"
+    return open_dataset(
+        config.path,
+        split,
+        format=config.format,
+        classes=None if is_synthetic else classes or config.classes,
+        allow_outside=config.allow_outside,
+        max_pixels=config.max_pixels,
+        on_start=on_start,
+        on_image=on_image,
+    )
+
+
+def training_loader(
+    config: Config,
+    dataset: DetectionDataset,
+    *,
+    device: torch.device | str,
+    on_image: Callable[[], None] | None = None,
+) -> Loader | HeldLoader:
+    """Shuffled, augmented micro-batches: batch_size / accumulate images each."""
+    settings = config.data
+    batch_size = config.training.batch_size // config.training.accumulate
+    if len(dataset) < batch_size:
+        raise ConfigError(
+            f"training.batch_size: {batch_size} images at a time, and the split to train on has "
+            f"{len(dataset)}. Give a smaller --batch-size."
+        )
+    if settings.hold:
+        batched: dict[str, BatchedTransform] = {
+            "ssd": BatchedSSDAugmentation(settings.size),
+            "jitter": BatchedFlipScaleJitter(),
+        }
+        if settings.augmentation not in batched:
+            raise ConfigError(
+                "data.hold: images held on the device need data.augmentation "
+                f"{' or '.join(batched)}, got {settings.augmentation!r}."
+            )
+        return make_held_loader(
+            dataset,
+            batched[settings.augmentation],
+            device=device,
+            batch_size=batch_size,
+            seed=config.seed,
+            drop_ignored=settings.drop_ignored,
+            on_image=on_image,
+        )
+    transform = _training_transform(settings)
+    is_fixed = settings.augmentation != "jitter"
+    return make_loader(
+        dataset,
+        WithoutIgnored(transform) if settings.drop_ignored else transform,
+        batch_size=batch_size,
+        seed=config.seed,
+        size=(settings.size, settings.size) if is_fixed else None,
+        num_groups=1 if is_fixed else 2,
+        num_workers=settings.workers,
+        pin_memory=torch.device(device).type == "cuda",
+    )
+
+
+def _training_transform(config: DataConfig) -> Transform:
+    if config.augmentation == "ssd":
+        return SSDAugmentation(config.size)
+    if config.augmentation == "jitter":
+        return FlipScaleJitter()
+    return ResizeFixed(config.size)
+
+
+def evaluation_views(
+    config: EvaluationConfig,
+    dataset: DetectionDataset,
+    *,
+    device: torch.device | str,
+    workers: int | None = None,
+) -> list[View]:
+    """The ways in which each image is looked at: one, or one for each scale, and each mirrored."""
+    views = []
+    for transform, is_flipped in evaluation_transforms(config):
+        loader = make_loader(
+            dataset,
+            transform,
+            batch_size=config.batch_size,
+            shuffle=False,
+            size=(config.fixed_size, config.fixed_size) if config.fixed_size else None,
+            num_workers=workers,
+            pin_memory=torch.device(device).type == "cuda",
+        )
+        views.append(View(loader, is_flipped))
+    return views
+
+
+def evaluation_transforms(config: EvaluationConfig) -> list[tuple[Transform, bool]]:
+    """How an image is resized for each view, and whether the view is mirrored."""
+    transforms: list[tuple[Transform, bool]] = []
+    for is_flipped in (False, True) if config.flip else (False,):
+        if config.fixed_size is not None:
+            transforms.append((ResizeFixed(config.fixed_size, is_flipped), is_flipped))
+            continue
+        for shorter in config.scales or (config.shorter,):
+            longest = round(config.longest * shorter / config.shorter)
+            transforms.append((ResizeShorter(shorter, longest, is_flipped), is_flipped))
+    return transforms

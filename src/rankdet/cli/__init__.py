@@ -1,0 +1,86 @@
+"""The command `rankdet`: reads the options, checks them, and calls the module that does the work.
+
+Everything that needs torch is imported inside the functions: `rankdet --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankdet import __version__
+from rankdet.cli import bench, data, reproduce, running, training
+from rankdet.cli.options import Format
+from rankdet.cli.reproduce import EXPERIMENTS
+from rankdet.errors import RankdetError
+
+__all__ = ["EXPERIMENTS", "Format", "app", "main"]
+
+app = typer.Typer(
+    name="rankdet",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _help(command: Callable[..., None]) -> str:
+    """The command's docstring, each paragraph one line: the terminal breaks it where it must."""
+    paragraphs = (inspect.getdoc(command) or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+# In the order in which `rankdet --help` names them.
+for _command in (
+    reproduce.demo,
+    data.check,
+    data.view,
+    data.synth,
+    training.train,
+    running.evaluate,
+    running.predict,
+    training.recipes,
+):
+    app.command(help=_help(_command))(_command)
+app.add_typer(bench.app, name="bench")
+app.add_typer(reproduce.app, name="reproduce")
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"rankdet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Ranking losses for object detection."""
+
+
+def main() -> None:
+    """Run the command line; a mistake in the data, or what the system refuses, is one line."""
+    for name in ("stdout", "stderr"):  # closed before the start, as by `>&-`: nobody reads it
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - until the end
+    for stream in (sys.stdout, sys.stderr):  # names that the terminal has no characters for
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except (RankdetError, OSError) as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

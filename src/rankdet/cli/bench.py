@@ -1,0 +1,68 @@
+"""`rankdet bench`: speed, memory and reliability, measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankdet.cli.options import Seed, check_device
+
+app = typer.Typer(help="Measure speed, memory and reliability.", no_args_is_help=True)
+
+
+@app.command("losses")
+def bench_losses(
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, a minute or two.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Also write the table here.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    seed: Seed = 0,
+) -> None:
+    """Time and memory of the losses, forward and backward, next to sigmoid focal loss."""
+    check_device(device)
+    _prepare_record(json_file)
+
+    from rankdet.bench import losses
+
+    losses.main(quick=quick, json_file=json_file, device=device, seed=seed)
+
+
+@app.command("reliability")
+def bench_reliability(
+    quick: Annotated[bool, typer.Option("--quick", help="Few files, a minute or two.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Also write the counts here.")
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Read thousands of broken data files and count how it ends: never with a traceback."""
+    _prepare_record(json_file)
+
+    from rankdet.bench import reliability
+
+    if not reliability.main(quick=quick, json_file=json_file, seed=seed):
+        raise typer.Exit(1)
+
+
+@app.command("table")
+def bench_table(
+    record: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A --json FILE.")],
+) -> None:
+    """Print a record of `rankdet bench losses` as a table for a text in Markdown."""
+    import json
+
+    from rankdet.bench.tables import markdown
+
+    typer.echo(markdown(json.loads(record.read_text())))
+
+
+def _prepare_record(file: Path | None) -> None:
+    """Let a wrong folder or a file of somebody else's show before the minutes of measuring."""
+    from rankdet.output import refuse_foreign
+
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        refuse_foreign(file, '"provenance": {')

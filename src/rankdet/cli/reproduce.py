@@ -1,0 +1,42 @@
+"""`rankdet reproduce` and `demo`: experiments of the paper, and a small one to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankdet.cli.options import Out, Seed
+
+# What `rankdet reproduce` knows: the command's name, and one line for `rankdet reproduce list`.
+EXPERIMENTS = {
+    "theory": "steps, convergence, the three-sample problem, surrogate and regret bounds",
+}
+
+app = typer.Typer(help="Repeat an experiment of the paper.", no_args_is_help=True)
+
+
+def demo(
+    out: Out = Path("runs/demo"),
+    seed: Seed = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each loss.")] = 300,
+) -> None:
+    """Train with AP-loss and with other losses on a 1 : 10,000 problem: a table and a plot."""
+    from rankdet.experiments import ranking_demo
+
+    ranking_demo.run(out, seed=seed, steps=steps)
+
+
+@app.command("list")
+def list_experiments() -> None:
+    """Name the experiments, one per line."""
+    for name, summary in EXPERIMENTS.items():
+        typer.echo(f"{name:12} {summary}")
+
+
+@app.command("theory", help=f"Print and plot {EXPERIMENTS['theory']}.")
+def reproduce_theory(out: Out = Path("runs/theory"), seed: Seed = 0) -> None:
+    from rankdet.experiments import theory
+
+    theory.run(out, seed=seed)

@@ -1,0 +1,275 @@
+"""`rankdet train` and `recipes`: settings out of a recipe, a file and options, in this order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rankdet.cli.options import (
+    AllowOutside,
+    BatchSize,
+    Classes,
+    Device,
+    FormatOption,
+    Settings,
+    Workers,
+    check_device,
+    class_list,
+)
+from rankdet.config import (
+    BACKBONE_NAMES,
+    LOSS_NAMES,
+    Config,
+    apply_settings,
+    dump,
+    read_config,
+)
+from rankdet.errors import ConfigError
+
+_DATA_MISSING = (
+    "data.path: there is no data to train on. Give DATA, the word synthetic, or a --config with "
+    "data.path."
+)
+
+
+class Precision(StrEnum):
+    """What the network computes in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+def train(
+    data: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA",
+            show_default=False,
+            help="A data set: its folder, or its JSON or YAML file; or the word synthetic. May be "
+            "left out with --resume, or if the --config file has data.path.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="The run: a folder that is new or empty.")
+    ] = Path("runs/train"),
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            show_default=False,
+            help="Settings to begin with; see `rankdet recipes`. Default: default.",
+        ),
+    ] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", exists=True, dir_okay=False, help="A YAML file with further settings."
+        ),
+    ] = None,
+    settings: Settings = None,
+    train_split: Annotated[
+        str | None, typer.Option(help="To train on: a split, or a sum such as train+val.")
+    ] = None,
+    val_split: Annotated[
+        str | None, typer.Option(help="To evaluate on: a split, or a sum of several.")
+    ] = None,
+    classes: Classes = None,
+    format: FormatOption = None,
+    detector: Annotated[
+        str | None, typer.Option(show_default=False, help="retinanet is the only one so far.")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help=", ".join(BACKBONE_NAMES) + ".")] = None,
+    loss: Annotated[
+        str | None, typer.Option(help=f"The class loss: {', '.join(LOSS_NAMES)}.")
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="To begin with: none; imagenet or another name of torchvision's; a file "
+            "(.safetensors or .pth) of a backbone or a detector; or the folder of a run."
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Times through the data; the learning rate's steps move along."),
+    ] = None,
+    batch_size: BatchSize = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(help="For the recipe's reference batch size; scaled to --batch-size."),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=32, help="Side of the images in training, in pixels.")
+    ] = None,
+    workers: Workers = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**32 - 1, help="Seed of all random numbers.")
+    ] = None,
+    device: Device = None,
+    precision: Annotated[
+        Precision | None,
+        typer.Option(show_default=False, help="Default: bfloat16 on CUDA, float32 on a CPU."),
+    ] = None,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Compile the network: a slow start, faster steps.")
+    ] = False,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Divide a batch into so many, one after the other, to save memory. Ranking losses "
+            "then rank within each part only.",
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write TensorBoard's files.")
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --out; options given change it."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Resume although data, classes or seed are others.")
+    ] = False,
+    allow_outside: AllowOutside = False,
+) -> None:
+    """Train a detector, evaluate it, and keep all of it in a run directory.
+
+    Settings come from the recipe, then the --config file, then the options, then --set: the later
+    one counts. The run's config.yaml has all of them.
+
+    Ctrl-C or SIGTERM saves and stops, with the status 130 or 143; --resume goes on from there. Else
+    the status is 0, 1 for an error, 2 for a wrong option.
+
+    Examples:
+
+    rankdet train photos --weights imagenet --out runs/photos
+
+    rankdet train VOCdevkit --recipe voc --loss focal --batch-size 8 --out runs/focal
+
+    rankdet train synthetic --recipe small --set loss.settings.delta=0.5
+
+    rankdet train --resume --out runs/photos
+    """
+    if device is not None:
+        check_device(device)
+    if resume and recipe is not None:
+        raise typer.BadParameter(
+            "the run to go on with has its settings: leave --recipe out.", param_hint="--recipe"
+        )
+    options = {
+        "data": {
+            "path": None if data is None else data_path(data),
+            "format": None if format is None else format.value,
+            "train_split": train_split,
+            "val_split": val_split,
+            "classes": class_list(classes),
+            "allow_outside": allow_outside or None,
+            "size": size,
+            "workers": workers,
+        },
+        "detector": {"name": detector, "backbone": backbone, "weights": weights},
+        "loss": {"name": loss},
+        "training": {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "learning_rate": learning_rate,
+            "precision": None if precision is None else precision.value,
+            "compile": compile or None,
+            "accumulate": accumulate,
+            "tensorboard": tensorboard or None,
+        },
+        "seed": seed,
+    }
+    make_config = config_maker(recipe or "default", config_file, given(options), settings or [])
+    if not resume:
+        make_config(None)  # a mistake shows before the seconds that torch takes
+
+    from rankdet.workflows import train as workflow
+
+    status = workflow.train(
+        out, make_config=make_config, is_resumed=resume, is_forced=force, device=device
+    )
+    if status:
+        raise typer.Exit(status)
+
+
+def config_maker(
+    recipe_name: str, file: Path | None, options: dict[str, Any], settings: list[str]
+) -> Callable[[Config | None], Config]:
+    """A function from the stored settings of a run (None: a new run) to those that are wanted."""
+
+    def make_config(stored: Config | None) -> Config:
+        from rankdet.recipes import recipe
+
+        base = recipe(recipe_name) if stored is None else stored
+        if file is not None:
+            base = read_config(file, base)
+        changes = options if stored is not None else _with_dependants(options, base)
+        config = apply_settings(base, settings, changes)
+        if not config.data.path:
+            raise ConfigError(_DATA_MISSING)
+        return config
+
+    return make_config
+
+
+def _with_dependants(options: dict[str, Any], base: Config) -> dict[str, Any]:
+    """The options, and what moves along with them: --set can still say otherwise."""
+    changes = {
+        name: dict(part) if isinstance(part, dict) else part for name, part in options.items()
+    }
+    epochs = changes.get("training", {}).get("epochs")
+    if epochs is not None:
+        factor = epochs / base.training.epochs
+        changes["training"]["milestones"] = [time * factor for time in base.training.milestones]
+    size = changes.get("data", {}).get("size")
+    if size is not None and base.evaluation.fixed_size is not None:
+        changes["evaluation"] = {"fixed_size": size}
+    return changes
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are not None, without sections that are empty then.
+
+    >>> given({"data": {"size": None, "path": "x"}, "loss": {"name": None}, "seed": None})
+    {'data': {'path': 'x'}}
+    """
+    result = {}
+    for name, value in options.items():
+        kept = given(value) if isinstance(value, dict) else value
+        if kept is not None and kept != {}:
+            result[name] = kept
+    return result
+
+
+def data_path(data: str) -> str:
+    """The path from the root, so that the run can be continued from any folder."""
+    return data if data == "synthetic" else os.path.abspath(data)  # noqa: PTH100 - links stay
+
+
+def recipes(
+    name: Annotated[
+        str | None, typer.Argument(show_default=False, help="A recipe, to print all its settings.")
+    ] = None,
+) -> None:
+    """List the recipes, or print one as YAML, ready to be changed and given to --config.
+
+    Examples:
+
+    rankdet recipes
+
+    rankdet recipes voc > my.yaml
+    """
+    from rankdet.recipes import RECIPES, recipe, summary
+
+    if name is not None:
+        typer.echo(dump(recipe(name)), nl=False)
+        return
+    width = max(map(len, RECIPES))
+    for known in RECIPES:
+        typer.echo(f"{known:{width}}  {summary(known)}")

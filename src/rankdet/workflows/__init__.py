@@ -1,0 +1,1 @@
+"""From settings or a run directory to results: what the commands do."""

@@ -1,0 +1,265 @@
+"""Evaluate a detector: one in memory, on a data set; or that of a run directory, by command."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from rankdet import build
+from rankdet.config import Config
+from rankdet.data.dataset import DetectionDataset
+from rankdet.data.loading.loader import Loader
+from rankdet.data.processors import usual_num_workers
+from rankdet.data.reading.formats import recognise
+from rankdet.engine.checkpoint import Checkpoint, best_checkpoint
+from rankdet.engine.detect import Detected, detect
+from rankdet.errors import DataError, printable
+from rankdet.metrics.coco import evaluate_coco
+from rankdet.metrics.evaluation import Evaluation
+from rankdet.metrics.voc import evaluate_voc
+from rankdet.output import refuse_foreign
+from rankdet.progress import progress
+from rankdet.structures import Detections
+from rankdet.workflows.evaluation_data import (
+    Choice,
+    choose_data,
+    notes_on_data,
+    open_data,
+    results_file,
+)
+from rankdet.workflows.results import (
+    MARK,
+    Outcome,
+    print_results,
+    refuse_occupied,
+    results_content,
+    speed,
+    write_results,
+    write_submission,
+)
+from rankdet.workflows.run import (
+    CHECKPOINTS,
+    RESULTS_FILE,
+    read_checkpoint,
+    read_run,
+    trained_detector,
+)
+
+
+def evaluate_dataset(
+    detector: nn.Module,
+    dataset: DetectionDataset,
+    config: Config,
+    *,
+    activation: str,
+    device: torch.device,
+    on_batch: Callable[[int], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Outcome | None:
+    """How good the detector is on an annotated data set; None if `should_stop` said so.
+
+    The detector is on the device; the data set has the detector's classes. config: evaluation says
+    how, data.path and data.format which protocol is meant if it is not named. on_batch is told how
+    many images were done.
+    """
+    detected = detect_dataset(
+        detector,
+        dataset,
+        config,
+        activation=activation,
+        device=device,
+        on_batch=on_batch,
+        should_stop=should_stop,
+    )
+    if detected is None:
+        return None
+    return Outcome(judge(detected.detections, dataset, config), detected)
+
+
+def detect_dataset(
+    detector: nn.Module,
+    dataset: DetectionDataset,
+    config: Config,
+    *,
+    activation: str,
+    device: torch.device,
+    on_batch: Callable[[int], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Detected | None:
+    """What the detector finds in each image; arguments as of `evaluate_dataset`."""
+    views = build.evaluation_views(
+        config.evaluation, dataset, device=device, workers=_num_workers(config)
+    )
+    with ExitStack() as stack:
+        for view in views:
+            assert isinstance(view.loader, Loader)
+            stack.callback(view.loader.close)  # ends its worker processes
+        detected = detect(
+            detector,
+            build.postprocess(config, activation),
+            views,
+            dataset.size,
+            device=device,
+            channels_last=build.is_channels_last(config.training, device),
+            on_batch=on_batch,
+            should_stop=should_stop,
+        )
+    assert detected is None or len(detected.detections) == len(dataset)
+    return detected
+
+
+def _num_workers(config: Config) -> int | None:
+    """Of each view. Every view has worker processes of its own: together as many as usual."""
+    num_views = len(build.evaluation_transforms(config.evaluation))
+    if config.data.workers is not None or num_views == 1:
+        return config.data.workers
+    return max(1, usual_num_workers(most=8) // num_views)
+
+
+def judge(detections: list[Detections], dataset: DetectionDataset, config: Config) -> Evaluation:
+    """The numbers of the protocol that the settings name, or that belongs to the data's format."""
+    targets = [dataset.target(index) for index in range(len(dataset))]
+    if protocol_of(config) == "voc":
+        return evaluate_voc(detections, targets, dataset.classes)
+    most = config.evaluation.max_detections
+    return evaluate_coco(detections, targets, dataset.classes, max_detections=most)
+
+
+def protocol_of(config: Config) -> str:
+    """As named; else "voc" for VOC and embedded data, and "coco" for COCO and YOLO data."""
+    if config.evaluation.protocol is not None:
+        return config.evaluation.protocol
+    if config.data.path == "synthetic":
+        return "voc"
+    return "voc" if (config.data.format or recognise(config.data.path)) == "voc" else "coco"
+
+
+def evaluate(
+    run: Path,
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    checkpoint: str = "best",
+    changes: Callable[[Config], Config] = lambda config: config,
+    out: Path | None = None,
+    submission: Path | None = None,
+    device: str | None = None,
+    is_forced: bool = False,
+) -> None:
+    """Evaluate the detector of a run: print a table and write results.json.
+
+    data and split: which images; by default the run's validation split. Another data set must not
+    have classes that the run does not know. checkpoint: "best", "last" or the name of one. changes:
+    of the run's settings, for this evaluation. submission: a new folder for the files that
+    evaluation servers take; a split without annotations has no other result.
+
+    out: by default RUN/results.json for the validation split, whose thresholds `rankdet predict`
+    uses; RUN/results-SPLIT.json for another split of the same data, and RUN/results-DATA-SPLIT.json
+    for other data: these leave results.json as it is. is_forced: replace files that are not ours.
+    """
+    start = time.monotonic()
+    record = read_run(run)
+    chosen_device = build.device(device)
+    choice = choose_data(record, data, split, changes)
+    if submission is not None:
+        refuse_occupied(submission, is_forced)
+    dataset = open_data(choice, record)
+    if dataset.is_annotated:
+        file = out or run / results_file(choice, record, dataset)
+        refuse_foreign(file, MARK, is_forced)
+    elif submission is None:
+        raise _nothing_to_compare(choice)
+    loaded = read_checkpoint(run, checkpoint)
+    detector = trained_detector(record, loaded, chosen_device)
+    notes = notes_on_data(choice, record, dataset) + _notes_on_checkpoint(run, checkpoint, loaded)
+    detected = _detect_with_bar(detector, dataset, choice.config, record.activation, chosen_device)
+    # A pipe has no width; at rich's usual 80 columns the table would be folded.
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    if submission is not None:
+        notes.append(_submit(submission, detected, dataset, choice))
+    if dataset.is_annotated:
+        outcome = Outcome(judge(detected.detections, dataset, choice.config), detected)
+        content = results_content(
+            outcome,
+            dataset,
+            record=record,
+            config=choice.config,
+            split=choice.split,
+            checkpoint={
+                "name": loaded.path.name,
+                "step": loaded.step,
+                "epoch": loaded.state["position"]["epoch"],
+            },
+            seconds=time.monotonic() - start,
+            training_seconds=loaded.state.get("seconds"),
+        )
+        write_results(file, content)
+        print_results(outcome, console)
+        notes += _notes_on_file(run, file)
+    else:
+        console.print(speed(detected), soft_wrap=True)
+        notes.append(f"{choice.split}: the split has no annotations, so there are no metrics.")
+    for note in notes:
+        console.print(printable(note), markup=False, soft_wrap=True)
+
+
+def _nothing_to_compare(choice: Choice) -> DataError:
+    return DataError(
+        "the split has no annotations: there is nothing to compare with",
+        file=choice.config.data.path,
+        field="split",
+        value=choice.split,
+        hint="Give --submission FOLDER for files that an evaluation server takes, or a split with "
+        "annotations.",
+    )
+
+
+def _detect_with_bar(
+    detector: nn.Module,
+    dataset: DetectionDataset,
+    config: Config,
+    activation: str,
+    device: torch.device,
+) -> Detected:
+    with progress("Detecting") as meter:
+        meter.expect(len(dataset))
+
+        def on_batch(num_images: int) -> None:
+            for _ in range(num_images):
+                meter.advance()
+
+        detected = detect_dataset(
+            detector, dataset, config, activation=activation, device=device, on_batch=on_batch
+        )
+    assert detected is not None  # nobody stops it
+    return detected
+
+
+def _submit(folder: Path, detected: Detected, dataset: DetectionDataset, choice: Choice) -> str:
+    protocol = protocol_of(choice.config)
+    files = write_submission(folder, detected.detections, dataset, protocol, choice.split)
+    count = "1 file" if len(files) == 1 else f"{len(files)} files"
+    return f"Wrote {count} for the {protocol.upper()} evaluation server to {folder}."
+
+
+def _notes_on_checkpoint(run: Path, asked: str, loaded: Checkpoint) -> list[str]:
+    if asked == "best" and best_checkpoint(run / CHECKPOINTS) is None:
+        return [f"There is no best checkpoint: {loaded.path.name}, the last one, was evaluated."]
+    return [f"Evaluated {loaded.path.name}."]
+
+
+def _notes_on_file(run: Path, file: Path) -> list[str]:
+    """Which file was written, and whether it is the one that prediction reads."""
+    notes = [f"Wrote {file}."]
+    usual = run / RESULTS_FILE
+    if file.resolve() != usual.resolve():
+        what = "stays as it is" if usual.exists() else "is not there yet"
+        notes.append(f"`rankdet predict` takes its thresholds from {usual}, which {what}.")
+    return notes

@@ -1,0 +1,34 @@
+"""Splits of the user's data, opened so that the user sees how far it is and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankdet import build
+from rankdet.config import DataConfig
+from rankdet.data.dataset import DetectionDataset
+from rankdet.progress import progress
+
+
+def open_with_progress(
+    config: DataConfig, split: str, classes: Sequence[str] | None = None
+) -> DetectionDataset:
+    """A split of the data, with these classes (those of a trained detector) or its own."""
+    with progress(f"Reading {split}") as meter:
+        return build.open_split(
+            config, split, classes=classes, on_start=meter.expect, on_image=meter.advance
+        )
+
+
+def notes_on_left_out(split: str, dataset: DetectionDataset) -> list[str]:
+    """A sentence if some of the user's data cannot be used: it must not go unnoticed."""
+    findings = getattr(dataset, "findings", None)
+    if findings is None:  # the embedded set has no faults
+        return []
+    num_images, num_objects = findings.images.dropped.total(), findings.objects.dropped.total()
+    if not num_images and not num_objects:
+        return []
+    return [
+        f"{split}: {num_images} images and {num_objects} objects cannot be used and are left out; "
+        "`rankdet check` says why."
+    ]

@@ -1,0 +1,173 @@
+"""Everything that a training needs, made from its settings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from rankdet import build
+from rankdet.config import Config, DataConfig
+from rankdet.data.dataset import DetectionDataset
+from rankdet.data.fingerprint import fingerprint
+from rankdet.data.loading.held import HeldLoader
+from rankdet.data.loading.loader import Loader
+from rankdet.data.reading.choice import choose_splits
+from rankdet.detectors.criterion import Criterion
+from rankdet.detectors.retinanet import RetinaNet, freeze
+from rankdet.engine.train import StepSettings
+from rankdet.errors import ConfigError, DataError
+from rankdet.progress import progress
+from rankdet.provenance import provenance
+from rankdet.workflows.initial import load_initial_weights
+from rankdet.workflows.opening import notes_on_left_out, open_with_progress
+from rankdet.workflows.run import RunRecord
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The objects of a training. notes: what the user should know about how they came about."""
+
+    config: Config
+    record: RunRecord
+    detector: RetinaNet
+    criterion: Criterion
+    optimizer: torch.optim.Optimizer
+    loader: Loader | HeldLoader
+    validation: DetectionDataset | None
+    step_settings: StepSettings
+    notes: tuple[str, ...]
+
+    @property
+    def activation(self) -> str:
+        return self.record.activation
+
+    @property
+    def device(self) -> torch.device:
+        return self.step_settings.device
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.loader) // self.config.training.accumulate
+
+
+def prepare(config: Config, device_name: str | None, *, has_checkpoint: bool = False) -> Parts:
+    """The parts of a training; initial weights are read unless a checkpoint will replace them."""
+    device = build.device(device_name)
+    config = _with_splits(config)
+    loss = build.class_loss(config.loss)
+    train, validation, notes = _open_data(config)
+    torch.manual_seed(config.seed)
+    detector = build.detector(config.detector, len(train.classes), loss.activation)
+    if not has_checkpoint:
+        notes += load_initial_weights(detector, config.detector, train.classes, loss.activation)
+    freeze(detector, build.num_frozen_stages(config.detector))
+    detector = build.placed(detector, config.training, device)
+    if config.training.compile:
+        detector.backbone.compile()
+        detector.head.compile()
+    with _holding(config, train) as on_image:
+        loader = build.training_loader(config, train, device=device, on_image=on_image)
+    return Parts(
+        config=config,
+        record=_record(config, train, validation, loss.activation),
+        detector=detector,
+        criterion=build.criterion(config, loss),
+        optimizer=build.optimizer(config, detector),
+        loader=loader,
+        validation=validation,
+        step_settings=StepSettings(
+            device=device,
+            precision=build.precision(config.training, device),
+            channels_last=build.is_channels_last(config.training, device),
+            clip_norm=config.training.clip_norm,
+            accumulate=config.training.accumulate,
+            log_every=config.training.log_every,
+        ),
+        notes=(*notes, *_accumulation_notes(config)),
+    )
+
+
+def _with_splits(config: Config) -> Config:
+    """The settings with the names of both splits, where the data's own names tell them."""
+    data = config.data
+    if not data.path:
+        raise ConfigError("data.path: expected a data set. Name it: `rankdet train DATA ...`.")
+    if data.train_split is not None:
+        return config
+    train_split, val_split = choose_splits(data.path, data.format)
+    data = replace(data, train_split=train_split, val_split=data.val_split or val_split)
+    return replace(config, data=data)
+
+
+def _open_data(
+    config: Config,
+) -> tuple[DetectionDataset, DetectionDataset | None, list[str]]:
+    """The data to train on, those to evaluate on, and notes about both."""
+    settings = config.data
+    assert settings.train_split is not None
+    train = _open_annotated(settings, settings.train_split, None)
+    notes = notes_on_left_out(settings.train_split, train)
+    if settings.val_split is None:
+        return train, None, [*notes, "There is no split to evaluate on (--val-split): no AP."]
+    validation = _open_annotated(settings, settings.val_split, train.classes)
+    return train, validation, notes + notes_on_left_out(settings.val_split, validation)
+
+
+def _open_annotated(
+    settings: DataConfig, split: str, classes: tuple[str, ...] | None
+) -> DetectionDataset:
+    dataset = open_with_progress(settings, split, classes)
+    if not dataset.is_annotated:
+        raise DataError(
+            "expected a split with annotations",
+            file=settings.path,
+            field="split",
+            value=split,
+            hint="Give another one with --train-split or --val-split.",
+        )
+    return dataset
+
+
+@contextlib.contextmanager
+def _holding(config: Config, dataset: DetectionDataset) -> Iterator[Callable[[], None] | None]:
+    """Shows how far the images are that the device is to hold."""
+    if not config.data.hold:
+        yield None
+        return
+    with progress("Loading onto the device") as meter:
+        meter.expect(len(dataset))
+        yield meter.advance
+
+
+def _accumulation_notes(config: Config) -> tuple[str, ...]:
+    settings = config.training
+    if settings.accumulate == 1:
+        return ()
+    return (
+        f"Gradients of {settings.accumulate} micro-batches are accumulated: the loss ranks the "
+        f"{settings.batch_size // settings.accumulate} images of each alone, not all "
+        f"{settings.batch_size} together.",
+    )
+
+
+def _record(
+    config: Config, train: DetectionDataset, validation: DetectionDataset | None, activation: str
+) -> RunRecord:
+    return RunRecord(
+        config=config,
+        classes=train.classes,
+        category_ids=train.category_ids,
+        activation=activation,
+        data={
+            "train": _identity(config.data.train_split, train),
+            "val": None if validation is None else _identity(config.data.val_split, validation),
+        },
+        provenance=provenance(seed=config.seed),
+    )
+
+
+def _identity(split: str | None, dataset: DetectionDataset) -> dict[str, object]:
+    return {"split": split, "num_images": len(dataset), "fingerprint": fingerprint(dataset)}

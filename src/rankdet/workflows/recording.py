@@ -1,0 +1,172 @@
+"""What a training keeps while it runs: rows of numbers, checkpoints and evaluations."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rankdet.engine import checkpoint as checkpoints
+from rankdet.engine.display import TrainingDisplay
+from rankdet.engine.optimizer_state import optimizer_state, random_state
+from rankdet.engine.records import EventWriter, MetricsFile, read_metrics
+from rankdet.engine.stopping import StopRequest
+from rankdet.engine.train import Position, Report
+from rankdet.progress import progress
+from rankdet.workflows import run as runs
+from rankdet.workflows.evaluate import evaluate_dataset
+from rankdet.workflows.parts import Parts
+from rankdet.workflows.results import Outcome, headline, results_content, write_results
+
+_BEST_METRIC = "AP"  # by which the best checkpoint is chosen
+
+
+class Recorder:
+    """Writes into the run directory and shows the user what happens; a context manager."""
+
+    def __init__(
+        self,
+        out: Path,
+        parts: Parts,
+        display: TrainingDisplay,
+        stop: StopRequest,
+        seconds: float = 0.0,
+    ) -> None:
+        """seconds: what earlier sessions of this training took."""
+        self.out = out
+        self.parts = parts
+        self.display = display
+        self.stop = stop
+        self.checkpoints = out / runs.CHECKPOINTS
+        self.metrics = MetricsFile(out / runs.METRICS_FILE)
+        self.events: EventWriter | None = None
+        self.saved_step = 0
+        self._start = time.monotonic() - seconds
+        self._last_row = time.monotonic()
+        self._num_images = 0
+        self._batch_ap = math.nan
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.metrics.close()
+        if self.events is not None:
+            self.events.close()
+
+    @property
+    def seconds(self) -> float:
+        """What the training took so far, in all sessions."""
+        return time.monotonic() - self._start
+
+    def begin(self, position: Position) -> None:
+        """Rows after this position come from a session that was lost: they will be made again."""
+        self.saved_step = position.step
+        self.metrics.truncate_after(position.step)
+        if self.parts.config.training.tensorboard:
+            self.events = EventWriter(self.out / runs.TENSORBOARD, position.step + 1)
+
+    def step(self, position: Position, report: Report) -> None:
+        """Show a step; keep it if it was measured."""
+        losses = {f"{name}_loss": value for name, value in report.losses.items()}
+        if report.batch_ap is not None:
+            self._batch_ap = 100 * report.batch_ap
+        row = {**losses, "batch_ap": self._batch_ap, "learning_rate": report.learning_rate}
+        # The last step of an epoch is a step of that one, though the next stands ready.
+        epoch = position.epoch - (position.batch == 0)
+        self.display.step(position.step, epoch, row, report.num_images)
+        self._num_images += report.num_images
+        if report.is_measured:
+            now = time.monotonic()
+            measured = {
+                "gradient_norm": report.gradient_norm,
+                "images_per_second": self._num_images / max(now - self._last_row, 1e-9),
+                "seconds": report.seconds,
+            }
+            self._num_images, self._last_row = 0, now
+            self._keep({"kind": "step", "step": position.step, "epoch": epoch, **row, **measured})
+
+    def save(self, position: Position) -> None:
+        """A checkpoint from which the training can go on as if nothing had happened."""
+        parts = self.parts
+        tensors, settings = optimizer_state(parts.optimizer, parts.detector.named_parameters())
+        checkpoints.save_checkpoint(
+            self.checkpoints,
+            position.step,
+            weights=parts.detector.state_dict(),
+            training=tensors | random_state(),
+            state={
+                "position": dataclasses.asdict(position),
+                "optimizer": settings,
+                "seconds": self.seconds,
+            },
+        )
+        self.saved_step = position.step
+        checkpoints.prune_checkpoints(self.checkpoints, keep=parts.config.training.keep_checkpoints)
+
+    def evaluate(self, position: Position) -> None:
+        """Evaluate the checkpoint of this position; results.json stays that of the best one."""
+        start = time.monotonic()
+        outcome = self._evaluated()
+        if outcome is None:  # a signal came; it is made up for on resume
+            return
+        values = outcome.evaluation.metrics
+        self._keep({"kind": "evaluation", "step": position.step, "epoch": position.epoch, **values})
+        self.display.note(f"After epoch {position.epoch}: {headline(outcome.evaluation)}")
+        value = values[_BEST_METRIC]
+        best = checkpoints.best_value(self.checkpoints)
+        if value is None or (best is not None and value <= best):
+            return
+        path = self.checkpoints / checkpoints.checkpoint_name(position.step)
+        assert self.parts.validation is not None
+        content = results_content(
+            outcome,
+            self.parts.validation,
+            record=self.parts.record,
+            config=self.parts.config,
+            split=str(self.parts.config.data.val_split),
+            checkpoint={"name": path.name, "step": position.step, "epoch": position.epoch},
+            seconds=time.monotonic() - start,
+            training_seconds=self.seconds,
+        )
+        write_results(self.out / runs.RESULTS_FILE, content)
+        checkpoints.set_best(self.checkpoints, path, _BEST_METRIC, value)
+
+    def is_evaluated(self, position: Position) -> bool:
+        """Whether there is an evaluation of exactly this position."""
+        return any(
+            row["kind"] == "evaluation" and row["step"] == position.step
+            for row in read_metrics(self.out / runs.METRICS_FILE)
+        )
+
+    def _evaluated(self) -> Outcome | None:
+        assert self.parts.validation is not None
+        with self.display.paused(), progress("Evaluating") as meter:
+            meter.expect(len(self.parts.validation))
+
+            def on_batch(num_images: int) -> None:
+                for _ in range(num_images):
+                    meter.advance()
+
+            return evaluate_dataset(
+                self.parts.detector,
+                self.parts.validation,
+                self.parts.config,
+                activation=self.parts.activation,
+                device=self.parts.device,
+                on_batch=on_batch,
+                should_stop=lambda: bool(self.stop),
+            )
+
+    def _keep(self, row: dict[str, Any]) -> None:
+        self.metrics.append(row)
+        if self.events is not None:
+            self.events.add(row)

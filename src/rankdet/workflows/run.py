@@ -1,0 +1,151 @@
+"""A run directory: what a training leaves, and what evaluation and prediction read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankdet import build
+from rankdet.config import Config, dump, read_config
+from rankdet.detectors.retinanet import RetinaNet
+from rankdet.engine.checkpoint import (
+    Checkpoint,
+    best_checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+)
+from rankdet.errors import CheckpointError
+from rankdet.output import write_whole
+
+CONFIG_FILE = "config.yaml"
+RUN_FILE = "run.json"
+METRICS_FILE = "metrics.jsonl"
+RESULTS_FILE = "results.json"
+CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What holds for the whole of a run.
+
+    activation: "sigmoid" or "softmax", how scores are made from logits. data: for "train" and "val"
+    (None without one) the split, its number of images and its fingerprint. provenance: where, when
+    and with which versions the training was started.
+    """
+
+    config: Config
+    classes: tuple[str, ...]
+    category_ids: tuple[int, ...]
+    activation: str
+    data: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+
+def write_run(path: Path, record: RunRecord) -> None:
+    """Write config.yaml and run.json; the latter last: it makes the folder a run."""
+    write_whole(path / CONFIG_FILE, dump(record.config).encode())
+    content = {
+        "rankdet_run": _VERSION,
+        "classes": record.classes,
+        "category_ids": record.category_ids,
+        "activation": record.activation,
+        "data": record.data,
+        "provenance": record.provenance,
+    }
+    write_whole(path / RUN_FILE, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def is_run(path: Path) -> bool:
+    """Whether a training was started in this folder."""
+    return (path / RUN_FILE).is_file()
+
+
+def read_run(path: Path) -> RunRecord:
+    """The record of a run; CheckpointError if the folder is none, or was spoilt."""
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path}: there is no such folder. Give the folder that `rankdet train --out` wrote."
+        )
+    if not is_run(path):
+        raise CheckpointError(
+            f"{path}: this is not a run: {RUN_FILE} is missing. "
+            "Give the folder that `rankdet train --out` wrote."
+        )
+    content = _read_json(path / RUN_FILE)
+    if content.get("rankdet_run") != _VERSION:
+        raise CheckpointError(
+            f"{path / RUN_FILE}: rankdet_run = {content.get('rankdet_run')!r}: expected "
+            f"{_VERSION}. The run was made by another version of rankdet."
+        )
+    try:
+        return RunRecord(
+            config=read_config(path / CONFIG_FILE),
+            classes=tuple(content["classes"]),
+            category_ids=tuple(content["category_ids"]),
+            activation=content["activation"],
+            data=content["data"],
+            provenance=content["provenance"],
+        )
+    except KeyError as error:
+        raise CheckpointError(
+            f"{path / RUN_FILE}: {error.args[0]} is missing. The file was changed; train again."
+        ) from error
+
+
+def read_checkpoint(path: Path, which: str = "best") -> Checkpoint:
+    """A checkpoint of the run: "best", "last", or the name or path of one.
+
+    "best" is the last one where no evaluation has chosen a best.
+    """
+    folder = path / CHECKPOINTS
+    found: Path | None
+    if which == "best":
+        found = best_checkpoint(folder) or newest_checkpoint(folder)
+    elif which == "last":
+        found = newest_checkpoint(folder)
+    else:
+        found = folder / which if (folder / which).is_dir() else Path(which)
+        if not found.is_dir():
+            raise CheckpointError(
+                f"{which}: there is no such checkpoint. Give best, last, or a folder of {folder}."
+            )
+    if found is None:
+        raise CheckpointError(
+            f"{folder}: there is no complete checkpoint yet. Continue the training with "
+            f"`rankdet train --resume --out {path}`."
+        )
+    return load_checkpoint(found)
+
+
+def trained_detector(record: RunRecord, checkpoint: Checkpoint, device: torch.device) -> RetinaNet:
+    """The detector of a run with the weights of one of its checkpoints, on the device."""
+    config = record.config
+    detector = build.detector(config.detector, len(record.classes), record.activation)
+    try:
+        detector.load_state_dict(checkpoint.weights)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{checkpoint.path}: the weights do not fit the detector that {CONFIG_FILE} of the run "
+            "describes. One of the two was changed; take another checkpoint."
+        ) from error
+    return build.placed(detector, config.training, device)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(
+            f"{file}: this is not JSON: {error}. The file was changed."
+        ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file}: expected a JSON object. The file was changed.")
+    return content

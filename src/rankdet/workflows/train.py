@@ -1,0 +1,198 @@
+"""Train a detector into a run directory, or go on with one."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+from rankdet.config import Config, TrainingConfig
+from rankdet.detectors.criterion import batch_average_precision
+from rankdet.engine.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
+from rankdet.engine.display import TrainingDisplay
+from rankdet.engine.schedule import learning_rate_factor, scaled_learning_rate
+from rankdet.engine.stopping import StopRequest
+from rankdet.engine.train import Position, Report, training_steps
+from rankdet.errors import CheckpointError, LoaderError, TrainingError
+from rankdet.workflows import run as runs
+from rankdet.workflows.parts import Parts, prepare
+from rankdet.workflows.recording import Recorder
+from rankdet.workflows.resume import check_same_data, check_same_settings, restore
+
+# Given the settings of the run that goes on (None: a new run), those that the user wants.
+MakeConfig = Callable[[Config | None], Config]
+
+
+def train(
+    out: Path,
+    *,
+    make_config: MakeConfig,
+    is_resumed: bool = False,
+    is_forced: bool = False,
+    device: str | None = None,
+) -> int:
+    """Train into the folder `out`; the exit status: 0, or that of the signal that stopped it.
+
+    is_resumed: go on with the run in this folder. is_forced: even with other data or settings.
+    device: "cpu", "cuda", ...; None: CUDA where there is one.
+    """
+    stored = runs.read_run(out) if is_resumed else None
+    if stored is None:
+        _refuse_occupied(out)
+    config = make_config(stored.config if stored else None)
+    if stored and not is_forced:
+        check_same_settings(stored.config, config)
+    with StopRequest() as stop:
+        checkpoint = _newest(out) if is_resumed else None
+        parts = prepare(config, device, has_checkpoint=checkpoint is not None)
+        with closing(parts.loader):
+            if stored and not is_forced:
+                check_same_data(stored, parts.record)
+            position = restore(parts, checkpoint) if checkpoint else Position()
+            runs.write_run(out, parts.record)
+            seconds = checkpoint.state["seconds"] if checkpoint else 0.0
+            _go(out, parts, position, stop, seconds)
+    return stop.exit_code
+
+
+def _go(out: Path, parts: Parts, position: Position, stop: StopRequest, seconds: float) -> None:
+    """Train from this position to the last step, or until a signal comes."""
+    settings = parts.config.training
+    num_steps = _num_steps(settings, parts.steps_per_epoch)
+    with (
+        TrainingDisplay(
+            start_step=position.step, num_steps=num_steps, num_epochs=settings.epochs
+        ) as display,
+        Recorder(out, parts, display, stop, seconds) as recorder,
+    ):
+        _introduce(display, parts, position, num_steps)
+        recorder.begin(position)
+        is_due = partial(_is_evaluation_due, parts, num_steps)
+        if is_due(position) and not recorder.is_evaluated(position):
+            recorder.evaluate(position)  # the signal had come first
+        steps = training_steps(
+            parts.detector,
+            parts.criterion,
+            parts.optimizer,
+            parts.loader,
+            learning_rate=_learning_rate(settings, parts.steps_per_epoch, num_steps),
+            average_precision=partial(batch_average_precision, activation=parts.activation),
+            settings=parts.step_settings,
+            num_epochs=settings.epochs,
+            start=position,
+        )
+        with closing(steps):
+            while position.step < num_steps and not stop:
+                try:
+                    position, report = _next(steps, out)
+                except LoaderError:
+                    if stop:  # the signal has reached the processes that load, too
+                        break
+                    raise
+                recorder.step(position, report)
+                is_end = position.batch == 0 or position.step == num_steps
+                if is_end or position.step % settings.save_every == 0:
+                    recorder.save(position)
+                if is_due(position) and not stop:
+                    recorder.evaluate(position)
+        if position.step > recorder.saved_step:
+            recorder.save(position)
+        _say_how_it_ended(display, out, position, num_steps, is_stopped=bool(stop))
+
+
+def _next(steps: Iterator[tuple[Position, Report]], out: Path) -> tuple[Position, Report]:
+    """The next step; where numbers are not finite, the error says what is left."""
+    try:
+        return next(steps)
+    except TrainingError as error:
+        found = newest_checkpoint(out / runs.CHECKPOINTS)
+        left = f"The last good checkpoint is {found}." if found else "There is no checkpoint yet."
+        raise TrainingError(f"{error} {left}") from error
+
+
+def _num_steps(settings: TrainingConfig, steps_per_epoch: int) -> int:
+    num_steps = settings.epochs * steps_per_epoch
+    return num_steps if settings.max_steps is None else min(num_steps, settings.max_steps)
+
+
+def _is_evaluation_due(parts: Parts, num_steps: int, position: Position) -> bool:
+    """At the end, and in between after every so many epochs."""
+    if parts.validation is None or position.step == 0:
+        return False
+    every = parts.config.evaluation.every
+    is_epoch_due = every > 0 and position.batch == 0 and position.epoch % every == 0
+    return is_epoch_due or position.step == num_steps
+
+
+def _learning_rate(
+    settings: TrainingConfig, steps_per_epoch: int, num_steps: int
+) -> Callable[[int], float]:
+    highest = scaled_learning_rate(
+        settings.learning_rate, settings.batch_size, settings.reference_batch_size
+    )
+
+    def of_step(step: int) -> float:
+        return highest * learning_rate_factor(
+            step,
+            schedule=settings.schedule,
+            num_steps=num_steps,
+            steps_per_epoch=steps_per_epoch,
+            milestones=settings.milestones,
+            decay=settings.decay,
+            warmup_steps=settings.warmup_steps,
+            warmup_start=settings.warmup_start,
+        )
+
+    return of_step
+
+
+def _introduce(display: TrainingDisplay, parts: Parts, position: Position, num_steps: int) -> None:
+    """What is about to happen, before the minutes or days that it takes."""
+    config, data = parts.config, parts.record.data
+    validation = (
+        f"{data['val']['num_images']} to evaluate on" if data["val"] else "none to evaluate"
+    )
+    display.note(
+        f"{config.detector.name} with {config.detector.backbone}, {config.loss.name} loss, "
+        f"{len(parts.record.classes)} classes; {data['train']['num_images']} images to train on, "
+        f"{validation}; {num_steps} steps of {config.training.batch_size} images on {parts.device}."
+    )
+    for note in parts.notes:
+        display.note(note)
+    if position.step:
+        display.note(f"Going on after step {position.step} of {num_steps}.")
+
+
+def _say_how_it_ended(
+    display: TrainingDisplay, out: Path, position: Position, num_steps: int, is_stopped: bool
+) -> None:
+    if is_stopped:
+        display.note(
+            f"Stopped after step {position.step} of {num_steps}. "
+            f"Go on with: rankdet train --resume --out {shlex.quote(str(out))}"
+        )
+    else:
+        display.note(f"Finished: {position.step} steps. The run is in {out}.")
+
+
+def _refuse_occupied(out: Path) -> None:
+    """A new run needs a folder of its own: nothing in it is overwritten."""
+    if runs.is_run(out):
+        raise CheckpointError(
+            f"{out}: there is a run already. Go on with it by --resume, or give another --out."
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CheckpointError(f"{out}: this is not an empty folder. Give another one with --out.")
+
+
+def _newest(out: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; what is passed over is said."""
+    found = newest_checkpoint(out / runs.CHECKPOINTS, warn=_warn)
+    return load_checkpoint(found) if found else None
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
