@@ -20,9 +20,22 @@ def test_progress_is_a_line_now_and_then_without_a_terminal(
             now[0] += 4.0
             meter.advance()
     assert capsys.readouterr().err.splitlines() == [
-        "Decoding: 3 of 6 images, 0 per second, 12 s left",
-        "Decoding: 6 of 6 images, 0 per second, 0 s left",
+        "Decoding: 3 of 6 images, 0.25 per second, 12 s left",
+        "Decoding: 6 of 6 images, 0.25 per second, 0 s left",
     ]
+
+
+def test_several_images_can_be_done_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress("Detecting") as meter:
+        meter.expect(6)
+        now[0] = 20.0
+        meter.advance(4)
+    expected = "Detecting: 4 of 6 images, 0.2 per second, 10 s left\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_progress_is_a_bar_on_a_terminal(
@@ -33,9 +46,9 @@ def test_progress_is_a_bar_on_a_terminal(
     with progress.progress("Reading [red]x") as meter:
         meter.expect(2)
         meter.advance()
-        meter.expect(1)
+        meter.expect(3)
         meter.advance()
-        meter.advance()
+        meter.advance(3)
     printed = capsys.readouterr().err
     assert "Reading [red]x" in printed
-    assert "3/3" in printed
+    assert "5/5" in printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 
 _LONGEST_VALUE = 120  # characters of a value that a message repeats
 _LONGEST_TEXT = 9000  # two paths are at most as long as this; a line of a list can be longer
@@ -108,6 +109,25 @@ def _value_writer() -> reprlib.Repr:
 
 
 _WRITER = _value_writer()
+
+
+def counted(number: int, noun: str) -> str:
+    """How many of what.
+
+    >>> counted(1, "image"), counted(2000, "image")
+    ('1 image', '2,000 images')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The names with commas, and how many more there are than `most`.
+
+    >>> listed(["a", "b", "c"], most=3), listed(["a", "b", "c"], most=1)
+    ('a, b, c', 'a and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def message(

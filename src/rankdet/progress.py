@@ -5,18 +5,24 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 _SECONDS_PER_LINE = 10.0
 
 
 class Meter(Protocol):
-    """Told of the images to come, and of every one that is done."""
+    """Told of the images to come, and of those that are done."""
 
     def expect(self, num_images: int) -> None: ...
 
-    def advance(self) -> None: ...
+    def advance(self, num_images: int = 1) -> None: ...
+
+
+def say(text: str) -> None:
+    """Print a line on standard error. Where that is gone, the work goes on without words."""
+    with suppress(OSError):  # its disk is full, its reader has ended, its terminal was closed
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -53,9 +59,10 @@ def progress(what: str) -> Iterator[Meter]:
                 total += num_images
                 bar.update(task, total=total)
 
-            def advance(self) -> None:
+            def advance(self, num_images: int = 1) -> None:
                 speed = bar.tasks[0].speed
-                bar.update(task, advance=1, rate=f"{speed:.0f} per second" if speed else "")
+                rate = _rate(speed) if speed else ""
+                bar.update(task, advance=num_images, rate=rate)
 
         yield Bar()
 
@@ -70,13 +77,13 @@ class _Lines:
     def expect(self, num_images: int) -> None:
         self.num_expected += num_images
 
-    def advance(self) -> None:
-        self.num_done += 1
+    def advance(self, num_images: int = 1) -> None:
+        self.num_done += num_images
         now = time.monotonic()
         if now - self.last > _SECONDS_PER_LINE:
             self.last = now
             text = _line(self.what, self.num_done, self.num_expected, now - self.start)
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
 
 def _line(what: str, num_done: int, num_expected: int, seconds: float) -> str:
@@ -86,4 +93,13 @@ def _line(what: str, num_done: int, num_expected: int, seconds: float) -> str:
     """
     rate = num_done / seconds
     left = max(0, num_expected - num_done) / rate
-    return f"{what}: {num_done} of {num_expected} images, {rate:.0f} per second, {left:.0f} s left"
+    return f"{what}: {num_done} of {num_expected} images, {_rate(rate)}, {left:.0f} s left"
+
+
+def _rate(per_second: float) -> str:
+    """
+    >>> _rate(1234.5), _rate(0.125)
+    ('1234 per second', '0.12 per second')
+    """
+    number = f"{per_second:.0f}" if per_second >= 10 else f"{per_second:.2g}"
+    return f"{number} per second"

@@ -17,15 +17,14 @@ from rankdet.config import (
     DataConfig,
     LossConfig,
     SettingError,
-    apply_setting,
     apply_settings,
     dump,
     from_dict,
     merge,
     read_config,
-    read_mapping,
     to_dict,
 )
+from rankdet.config.yaml_text import parse_yaml, read_text
 from rankdet.errors import ConfigError
 from rankdet.recipes import RECIPES
 
@@ -139,7 +138,9 @@ def test_a_file_may_hold_a_few_settings(write: Any) -> None:
     assert config.training.learning_rate == 0.001
     assert config.training.milestones == (3.0, 4.0)
     assert config.seed == 4
-    assert read_mapping(file) == {"training": {"learning_rate": 0.001, "milestones": [3, 4]}}
+    assert parse_yaml(read_text(file), str(file))[0] == {
+        "training": {"learning_rate": 0.001, "milestones": [3, 4]}
+    }
 
 
 @pytest.mark.parametrize("content", ["", "# nothing\n", "{}", "---\n"])
@@ -210,7 +211,7 @@ def test_a_file_that_is_missing_or_a_folder_is_told(tmp_path: Path) -> None:
     assert refusal(read_config, tmp_path / "x") == f"{tmp_path / 'x'}: there is no such file. " + (
         "Check the path."
     )
-    assert "this is not a plain file" in refusal(read_mapping, tmp_path)
+    assert "this is not a plain file" in refusal(read_config, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -242,14 +243,14 @@ def test_a_file_that_is_missing_or_a_folder_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_a_setting_in_words(text: str, section: str, name: str, value: object) -> None:
-    config = apply_setting(Config(), text)
+    config = apply_settings(Config(), [text])
     assert getattr(getattr(config, section), name) == value
     changed = dataclasses.replace(getattr(Config(), section), **{name: value})
     assert config == dataclasses.replace(Config(), **{section: changed})  # and nothing else
 
 
 def test_the_seed_is_set_without_a_section() -> None:
-    assert apply_setting(Config(), "seed=7") == Config(seed=7)
+    assert apply_settings(Config(), ["seed=7"]) == Config(seed=7)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_the_seed_is_set_without_a_section() -> None:
     ],
 )
 def test_a_setting_with_a_mistake_is_refused(text: str, message: str) -> None:
-    assert message in refusal(apply_setting, Config(), text)
+    assert message in refusal(apply_settings, Config(), [text])
 
 
 def test_settings_that_depend_on_each_other_come_in_any_order() -> None:
@@ -308,7 +309,7 @@ def test_settings_of_the_loss_are_added_to_those_of_the_same_loss_only() -> None
 
 def test_an_error_about_a_setting_knows_its_key() -> None:
     with pytest.raises(SettingError) as error:
-        apply_setting(Config(), "training.epochs=0")
+        apply_settings(Config(), ["training.epochs=0"])
     assert (error.value.key, error.value.value) == ("training.epochs", 0)
 
 
@@ -316,4 +317,4 @@ def test_an_error_about_a_setting_knows_its_key() -> None:
 def test_any_words_give_settings_or_an_error_in_words(text: str) -> None:
     for setting in (text, f"training.epochs={text}", f"data.classes={text}", f"loss.{text}"):
         with contextlib.suppress(ConfigError):
-            assert isinstance(apply_setting(Config(), setting), Config)
+            assert isinstance(apply_settings(Config(), [setting]), Config)

@@ -25,13 +25,11 @@ from rankdet.config.sections import (
     TrainingConfig,
 )
 from rankdet.config.text import (
-    apply_setting,
     apply_settings,
     dump,
     from_dict,
     merge,
     read_config,
-    read_mapping,
     to_dict,
 )
 
@@ -47,13 +45,11 @@ __all__ = [
     "LossConfig",
     "SettingError",
     "TrainingConfig",
-    "apply_setting",
     "apply_settings",
     "closest",
     "dump",
     "from_dict",
     "merge",
     "read_config",
-    "read_mapping",
     "to_dict",
 ]

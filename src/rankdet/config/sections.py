@@ -25,15 +25,15 @@ BACKBONE_NAMES = (
 LOSS_NAMES = ("ap", "auc", "focal", "ohem", "ghm", "dr", "smooth_ap", "hinge_ap")
 FORMAT_NAMES = ("voc", "coco", "yolo")
 
-_SMALLEST_SIDE = 32  # of an image: the stride of the backbone's last map
-_LARGEST_SIDE = 8192
+SMALLEST_SIDE = 32  # of an image: the stride of the backbone's last map
+LARGEST_SIDE = 8192
 
 
 @dataclass(frozen=True)
 class DataConfig:
     """Which images, and what is done to them before the detector sees them.
 
-    path: a folder or file, or "synthetic". A split of None is chosen by its name (see build).
+    path: a folder or file, or "synthetic". A split of None is chosen by its name (`choose_splits`).
     augmentation: "ssd" (the paper's chain, to size x size), "jitter" (flip and scale) or "none"
     (resized to size x size). drop_ignored: difficult and crowd objects become background, as in
     the paper; else anchors on them are ignored. hold: keep all images in the device's memory.
@@ -47,7 +47,7 @@ class DataConfig:
     allow_outside: bool = setting(False)
     max_pixels: int = setting(50_000_000, least=1)
     augmentation: str = setting("ssd", choices=("ssd", "jitter", "none"))
-    size: int = setting(512, least=_SMALLEST_SIDE, most=_LARGEST_SIDE)
+    size: int = setting(512, least=SMALLEST_SIDE, most=LARGEST_SIDE)
     drop_ignored: bool = setting(False)
     workers: int | None = setting(None, least=0, most=256)
     hold: bool = setting(False)
@@ -66,8 +66,9 @@ class DetectorConfig:
     "1x1" (the original weights). norm: "frozen", "batch" or "group"; None: frozen batch norm with
     weights, trainable batch norm without. frozen_stages: of the backbone, from the input; 2 means
     the first convolution and layer1; None: 2 with weights, 0 without. An anchor has the area
-    (anchor_scale * stride * 2^(i / anchor_octaves))^2. anchor_spacing: "stride" (the paper's code)
-    or "even" (torchvision: the image's side divided by the map's, rounded down).
+    (anchor_scale * stride * 2^(i / anchor_octaves))^2. anchor_grid: "centred" (the paper's code:
+    each anchor in the middle of its stride x stride pixels) or "torchvision" (at their corner, in
+    whole pixels; spread evenly where a side is no multiple of the last stride).
     """
 
     name: str = setting("retinanet", choices=DETECTOR_NAMES)
@@ -82,7 +83,7 @@ class DetectorConfig:
     anchor_scale: float = setting(4.0, above=0, most=100)
     anchor_octaves: int = setting(2, least=1, most=16)
     anchor_ratios: tuple[float, ...] = setting((0.5, 1.0, 2.0), above=0, most=100)
-    anchor_spacing: str = setting("stride", choices=("stride", "even"))
+    anchor_grid: str = setting("centred", choices=("centred", "torchvision"))
     box_weights: tuple[float, float, float, float] = setting((10.0, 10.0, 5.0, 5.0), above=0)
     positive_iou: float = setting(0.5, above=0, most=1)
     negative_iou: float = setting(0.4, above=0, most=1)
@@ -171,11 +172,11 @@ class EvaluationConfig:
 
     every: int = setting(10, least=0)
     protocol: str | None = setting(None, choices=("voc", "coco"))
-    shorter: int = setting(600, least=_SMALLEST_SIDE, most=_LARGEST_SIDE)
-    longest: int = setting(1000, least=_SMALLEST_SIDE, most=_LARGEST_SIDE)
-    fixed_size: int | None = setting(None, least=_SMALLEST_SIDE, most=_LARGEST_SIDE)
+    shorter: int = setting(600, least=SMALLEST_SIDE, most=LARGEST_SIDE)
+    longest: int = setting(1000, least=SMALLEST_SIDE, most=LARGEST_SIDE)
+    fixed_size: int | None = setting(None, least=SMALLEST_SIDE, most=LARGEST_SIDE)
     scales: tuple[int, ...] = setting(
-        (), least=_SMALLEST_SIDE, most=_LARGEST_SIDE, is_ascending=True, is_empty_allowed=True
+        (), least=SMALLEST_SIDE, most=LARGEST_SIDE, is_ascending=True, is_empty_allowed=True
     )
     flip: bool = setting(False)
     batch_size: int = setting(8, least=1, most=65_536)

@@ -91,11 +91,6 @@ def dump(config: Config) -> str:
     return yaml_text(to_dict(config))
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
-    """What a YAML file holds, before its settings are looked at; ConfigError if no settings."""
-    return _read(path)[0]
-
-
 def read_config(path: Path, base: Config | None = None) -> Config:
     """The settings of a YAML file over those of `base`; errors name the file and the line."""
     mapping, lines = _read(path)
@@ -106,6 +101,7 @@ def read_config(path: Path, base: Config | None = None) -> Config:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """What a YAML file holds, before its settings are looked at, and the line of each key."""
     data, lines = parse_yaml(read_text(path), str(path))
     if data is None:
         return {}, {}
@@ -116,15 +112,6 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return data, lines
 
 
-def apply_setting(config: Config, text: str) -> Config:
-    """`config` with one setting written as `section.key=value`.
-
-    >>> apply_setting(Config(), "evaluation.scales=400,500,600").evaluation.scales
-    (400, 500, 600)
-    """
-    return apply_settings(config, [text])
-
-
 def apply_settings(
     config: Config, texts: Sequence[str], options: Mapping[str, Any] | None = None
 ) -> Config:
@@ -132,6 +119,9 @@ def apply_settings(
 
     All of them are changed before any rule is checked: two that depend on each other may come in
     any order. The value is YAML; lists need no brackets, and texts no quotes.
+
+    >>> apply_settings(Config(), ["evaluation.scales=400,500,600"]).evaluation.scales
+    (400, 500, 600)
     """
     changes: dict[str, Any] = {
         name: dict(value) if isinstance(value, Mapping) else value
@@ -171,8 +161,9 @@ def _parse_setting(text: str) -> tuple[list[str], Any]:
         _refuse_unknown(key, _names_of(Config), "")
         return parts, _parse_value(Config, key, raw, text)
     _refuse_unknown(parts[0], _names_of(Config), "")
-    if parts[0] == "seed":
-        raise SettingError(key, NO_VALUE, "there is no such setting", "Write seed=VALUE.")
+    if parts[0] not in SECTIONS:
+        hint = f"Write {parts[0]}=VALUE."
+        raise SettingError(key, NO_VALUE, "there is no such setting", hint)
     section = SECTIONS[parts[0]]
     _refuse_unknown(parts[1], _names_of(section), f"{parts[0]}.")
     if parts[:2] == ["loss", "settings"] and len(parts) == 3:

@@ -13,39 +13,24 @@ from typing import Any
 import yaml
 
 from rankdet.errors import ConfigError, message, system_reason
+from rankdet.strict_yaml import FLOAT_TAG, Refused, StrictLoader, parse
 
 _MAX_BYTES = 2**19
 _MAX_DEPTH = 16
-_LONGEST_NUMBER = 400  # characters; the largest float has 309 digits
+# What is said about a fault, and what to do.
+_FAULTS = {
+    "forbidden": ("tags and aliases are not allowed", "Write the value out."),
+    "too-deep": ("the nesting is too deep", "Settings have two levels."),
+    "duplicate-key": ("the key {key!r} occurs twice", "Keep one of them."),
+    "number-too-long": ("the number is too long", "Shorten it."),
+}
 
 # A float without a point, which YAML 1.1 takes for a text.
 _FLOAT = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
-_FLOAT_TAG = "tag:yaml.org,2002:float"
-_INT_TAG = "tag:yaml.org,2002:int"
 
 
-# Both build plain data only. libyaml's, which most installations have, is ten times as fast.
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _Loader(_SafeLoader):  # type: ignore[misc]
-    """Safe YAML without duplicate keys and endless numbers."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise _refused(f"the key {key!r} occurs twice", "Keep one of them.", key_node)
-            seen.add(key)
-        return mapping
-
-    def construct_scalar(self, node: Any) -> Any:
-        # Numbers to the base 60 (1:30:00) take quadratic time, and can be too large for a float.
-        if node.tag in (_INT_TAG, _FLOAT_TAG) and len(node.value) > _LONGEST_NUMBER:
-            raise _refused("the number is too long", "Shorten it.", node)
-        return super().construct_scalar(node)
+class _Loader(StrictLoader):
+    """Strict YAML, and 1e-3 is a number."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -61,29 +46,18 @@ def _list_node(dumper: _Dumper, items: list[Any]) -> yaml.SequenceNode:
 
 _Dumper.add_representer(list, _list_node)
 for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+0123456789"))
-
-
-class _Refused(Exception):
-    """A rule of ours that the text breaks: (rule, hint, line from 1)."""
-
-
-def _refused(rule: str, hint: str, place: Any) -> _Refused:
-    return _Refused(rule, hint, place.start_mark.line + 1)
+    _class.add_implicit_resolver(FLOAT_TAG, _FLOAT, list("-+0123456789"))
 
 
 def parse_yaml(text: str, source: str) -> tuple[Any, dict[str, int]]:
     """(the data, the line of each key such as "training.epochs"); source is named in errors."""
     try:
-        _check_events(text)
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None, {}
-        return loader.construct_document(node), dict(_lines(node, ""))
-    except _Refused as error:
-        rule, hint, line = error.args
-        raise ConfigError(message(rule, file=source, where=line, hint=hint)) from error
+        data, node = parse(text, _MAX_DEPTH, _Loader)
+        return data, dict(_lines(node, ""))
+    except Refused as error:
+        rule, hint = _FAULTS[error.fault]
+        rule = rule.format(key=error.key)
+        raise ConfigError(message(rule, file=source, where=error.line, hint=hint)) from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = " ".join(str(getattr(error, "problem", None) or "it cannot be read").split())
@@ -100,22 +74,6 @@ def parse_yaml(text: str, source: str) -> tuple[Any, dict[str, int]]:
         raise ConfigError(
             message(f"a value cannot be read: {reason}", file=source, hint="Put it in quotes.")
         ) from error
-
-
-def _check_events(text: str) -> None:
-    """_Refused for tags, aliases (whose expansion can explode) and deep nesting."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_Loader):
-        if isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if not isinstance(event, yaml.NodeEvent):
-            continue
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
-            raise _refused("tags and aliases are not allowed", "Write the value out.", event)
-        if depth >= _MAX_DEPTH:
-            raise _refused("the nesting is too deep", "Settings have two levels.", event)
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
 
 
 def _lines(node: Any, prefix: str) -> list[tuple[str, int]]:

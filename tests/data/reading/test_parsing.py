@@ -282,6 +282,11 @@ def test_json_with_a_number_that_is_not_finite_is_refused_with_its_place(write, 
     assert '"bbox": [1, ' in str(error)
 
 
+def test_the_place_of_a_number_that_is_not_finite_is_not_a_word_that_looks_like_one(write):
+    text = '{"name": "banana", "many": [' + "1, " * 50 + '1], "bbox": [1, NaN, 3]}'
+    assert '"bbox": [1, NaN, 3]' in str(refused(read_json, write(text)))
+
+
 def test_json_with_a_key_twice_is_refused_with_the_key_and_its_object(write):
     error = refused(read_json, write('{"a": [{"id": 5, "x": 1, "y": 0, "z": 0, "x": 2}]}'))
     assert (error.code, error.value) == ("json-duplicate-key", "'x'")
@@ -390,9 +395,9 @@ def test_yaml_of_the_laughing_kind_is_refused_at_once(write):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("a: 1\nb: 2\na: 3", 1),
+        ("a: 1\nb: 2\na: 3", 3),
         ("x:\n  {k: 1, k: 2}", 2),
-        ("1: a\n1: b", 1),
+        ("1: a\n1: b", 2),
         ("a: 1\n<<: {a: 2}", 1),
     ],
 )

@@ -19,7 +19,7 @@ from rankdet.data.checking.statistics import Spread
 from rankdet.data.reading.findings import Finding, Findings
 from rankdet.data.reading.rules import RULES
 from rankdet.data.reading.split import Split
-from rankdet.errors import printable
+from rankdet.errors import counted, printable
 
 JSON_MARK = '"report": "rankdet check"'  # at the start of every such file
 
@@ -182,18 +182,18 @@ def verdict(report: Report) -> str:
     """One line: how many faults, where, and what was lost to them."""
     if not report.num_faults:
         files = {name for split in report.splits for name in split.annotations.paths}
-        return f"No faults. {_number(len(files), 'image')} can be used."
-    lost = [_number(len(report.errors), "split") + " not read"] if report.errors else []
+        return f"No faults. {counted(len(files), 'image')} can be used."
+    lost = [counted(len(report.errors), "split") + " not read"] if report.errors else []
     num_skipped = sum(split.findings.images.dropped.total() for split in report.splits)
     num_dropped = sum(split.findings.objects.dropped.total() for split in report.splits)
     num_shared = report.between.counts["image-in-two-splits"]
     if num_skipped:
-        lost.append(f"{_number(num_skipped, 'image')} skipped")
+        lost.append(f"{counted(num_skipped, 'image')} skipped")
     if num_dropped:
-        lost.append(f"{_number(num_dropped, 'object')} dropped")
+        lost.append(f"{counted(num_dropped, 'object')} dropped")
     if num_shared:
-        lost.append(f"{_number(num_shared, 'image')} in two splits")
-    text = f"{_number(report.num_faults, 'fault')}: {', '.join(lost) or 'nothing lost'}."
+        lost.append(f"{counted(num_shared, 'image')} in two splits")
+    text = f"{counted(report.num_faults, 'fault')}: {', '.join(lost) or 'nothing lost'}."
     per_split = [
         f"{printable(split.name)} {split.findings.num_faults:,}"
         for split in report.splits
@@ -202,10 +202,6 @@ def verdict(report: Report) -> str:
     if len(report.splits) > 1 and per_split:
         text += f" By split: {', '.join(per_split)}."
     return text
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def as_json(report: Report, command: str) -> str:

@@ -18,6 +18,7 @@ import defusedxml
 import yaml
 from defusedxml.ElementTree import DefusedXMLParser
 
+from rankdet import strict_yaml
 from rankdet.data.reading.findings import data_error
 from rankdet.errors import DataError, shorten, system_reason
 
@@ -35,11 +36,11 @@ MAX_DEPTH = 64
 # UTF-16 and those with one byte.
 _ASIAN_ENCODINGS = ("gb2312", "gbk", "gb18030", "big5", "shift_jis", "euc-jp", "euc-kr")
 _DECLARED = re.compile(rb"""<\?xml[^>]*?encoding\s*=\s*["']([A-Za-z0-9._-]+)["']""")
-_NOT_FINITE = re.compile(r"[\[:,\s](?:NaN|-?Infinity)\s*[\],}]")
+_JSON_NOT_FINITE = re.compile(r"[\[:,\s](?:NaN|-?Infinity)\s*[\],}]")
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?(nan|inf|infinity)", re.IGNORECASE)
 _LONGEST_COORDINATE = 100  # characters of a number in VOC or YOLO
-_LONGEST_NUMBER = 400  # characters; the largest float has 309 digits
+_YAML_FAULTS = {"number-too-long": "yaml-malformed"}  # the others are called as their rules
 
 _BOMS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -157,7 +158,7 @@ def read_json(path: Path, unused: frozenset[str] = frozenset()) -> Any:
     text = decode_text(read_bytes(path, MAX_JSON_BYTES), path)
 
     def refuse_constant(name: str) -> None:
-        found = _NOT_FINITE.search(text)
+        found = _JSON_NOT_FINITE.search(text)
         near = text[max(found.start() - 30, 0) : found.end() + 30] if found else name
         detail = f"Near {shorten(near)}."
         raise data_error("json-not-finite", file=path, value=name, detail=detail)
@@ -197,60 +198,14 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:100].rstrip(".") + "."
 
 
-# Both build plain data only. libyaml's, which most installations have, is ten times as fast.
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def _check_events(text: str) -> None:
-    """Nothing; _Refused for tags, aliases (whose expansion can explode) and deep nesting."""
-    depth = 0
-    for event in yaml.parse(text, Loader=_SafeLoader):
-        if isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if not isinstance(event, yaml.NodeEvent):
-            continue
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
-            raise _Refused("yaml-forbidden", event)
-        if depth >= MAX_DEPTH:
-            raise _Refused("yaml-too-deep", event)
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-
-
-class _StrictLoader(_SafeLoader):  # type: ignore[misc]
-    """Safe YAML without duplicate keys and endless numbers."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        if len(mapping) < len(node.value):
-            raise _Refused("yaml-duplicate-key", node)
-        return mapping
-
-    def construct_scalar(self, node: Any) -> Any:
-        # Numbers to the base 60 (1:30:00) take quadratic time, and can be too large for a float.
-        is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-        if is_number and len(node.value) > _LONGEST_NUMBER:
-            raise _Refused("yaml-malformed", node)
-        return super().construct_scalar(node)
-
-
-class _Refused(Exception):
-    """A rule of ours that YAML breaks, with the node or event where."""
-
-    def __init__(self, code: str, place: Any) -> None:
-        super().__init__(code)
-        self.code = code
-        self.line: int = place.start_mark.line + 1
-
-
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file: mappings, lists, texts and numbers."""
     text = decode_text(read_bytes(path, MAX_YAML_BYTES), path)
     try:
-        _check_events(text)
-        return _StrictLoader(text).get_single_data()
-    except _Refused as error:
-        raise data_error(error.code, file=path, where=error.line) from error
+        return strict_yaml.parse(text, MAX_DEPTH)[0]
+    except strict_yaml.Refused as error:
+        code = _YAML_FAULTS.get(error.fault, f"yaml-{error.fault}")
+        raise data_error(code, file=path, where=error.line) from error
     except yaml.constructor.ConstructorError as error:
         raise data_error(
             "yaml-forbidden", file=path, where=_line(error), detail=_problem(error)

@@ -65,7 +65,7 @@ IMAGE_RULES = {
     "image-too-large": Rule(
         "image skipped",
         "the image has more pixels than the limit",
-        "Make it smaller, or raise --max-pixels if you trust the file.",
+        "Make it smaller, or raise --max-pixels (data.max_pixels) if you trust the file.",
     ),
     "image-mode": Rule(
         "image skipped",
