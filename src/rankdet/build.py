@@ -33,7 +33,7 @@ from rankdet.detectors.criterion import Criterion
 from rankdet.detectors.postprocess import Postprocess
 from rankdet.detectors.retinanet import RetinaNet, make_retinanet
 from rankdet.engine.detect import View
-from rankdet.errors import ConfigError
+from rankdet.errors import ConfigError, shorten
 
 LOSSES: dict[str, type[losses.ClassLoss]] = {
     "ap": losses.APLoss,
@@ -76,13 +76,16 @@ def is_channels_last(config: TrainingConfig, device: torch.device) -> bool:
 def class_loss(config: LossConfig) -> losses.ClassLoss:
     """The class loss with its settings; ConfigError if it does not know or accept one."""
     loss_class = LOSSES[config.name]
-    known = list(inspect.signature(loss_class).parameters)
-    for name in config.settings:
+    known = inspect.signature(loss_class).parameters
+    for name, value in config.settings.items():
         if name not in known:
             raise ConfigError(
                 f"loss.settings.{name}: the loss {config.name!r} has no such setting. "
                 f"It has: {', '.join(known)}."
             )
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if type(known[name].default) in (int, float) and not is_number:
+            raise ConfigError(f"loss.settings.{name} = {shorten(value)}: expected a number.")
     try:
         loss = loss_class(**config.settings)
         # Some losses look at their settings only when they are called.
@@ -107,7 +110,7 @@ def detector(config: DetectorConfig, num_classes: int, activation: str) -> Retin
         anchor_scale=config.anchor_scale,
         anchor_octaves=config.anchor_octaves,
         anchor_ratios=config.anchor_ratios,
-        anchor_spacing=config.anchor_spacing,
+        anchor_grid=config.anchor_grid,
     )
 
 
@@ -204,6 +207,8 @@ def training_loader(
             f"training.batch_size: {batch_size} images at a time, and the split to train on has "
             f"{len(dataset)}. Give a smaller --batch-size."
         )
+    is_fixed = settings.augmentation != "jitter"
+    num_groups = 1 if is_fixed else 2  # images of similar shape need less padding
     if settings.hold:
         batched: dict[str, BatchedTransform] = {
             "ssd": BatchedSSDAugmentation(settings.size),
@@ -220,18 +225,18 @@ def training_loader(
             device=device,
             batch_size=batch_size,
             seed=config.seed,
+            num_groups=num_groups,
             drop_ignored=settings.drop_ignored,
             on_image=on_image,
         )
     transform = _training_transform(settings)
-    is_fixed = settings.augmentation != "jitter"
     return make_loader(
         dataset,
         WithoutIgnored(transform) if settings.drop_ignored else transform,
         batch_size=batch_size,
         seed=config.seed,
         size=(settings.size, settings.size) if is_fixed else None,
-        num_groups=1 if is_fixed else 2,
+        num_groups=num_groups,
         num_workers=settings.workers,
         pin_memory=torch.device(device).type == "cuda",
     )

@@ -49,7 +49,8 @@ def test_a_softmax_head_has_one_column_more() -> None:
 
 
 def test_the_anchors_of_a_place_are_ratios_times_sizes_around_it() -> None:
-    detector = make_small(anchor_scale=4.0, anchor_octaves=2, anchor_ratios=(1.0, 4.0))
+    options = {"anchor_scale": 4.0, "anchor_octaves": 2, "anchor_ratios": (1.0, 4.0)}
+    detector = make_small(anchor_grid="torchvision", **options)
     anchors = predict(detector, torch.rand(1, 3, 64, 96)).anchors
     # P3: sizes 32 and int(45.25) = 45; ratio is height over width; half sides are rounded to even.
     centred = [(-16, -16, 16, 16), (-22, -22, 22, 22), (-8, -32, 8, 32), (-11, -45, 11, 45)]
@@ -59,6 +60,14 @@ def test_the_anchors_of_a_place_are_ratios_times_sizes_around_it() -> None:
     assert anchors[4 * 12].tolist() == [-16.0, -16.0 + 8, 16.0, 16.0 + 8]
     assert anchors[4 * 8 * 12].tolist() == [-32.0, -32.0, 32.0, 32.0]
     assert anchors[-4].tolist() == [-64.0 + 64, -64.0 + 32, 64.0 + 64, 64.0 + 32]
+    # As the paper has them: half a stride further on, and nothing rounded.
+    exact = predict(make_small(**options), torch.rand(1, 3, 64, 96)).anchors
+    half = 16 * 2**0.5
+    around = [(-16, -16, 16, 16), (-half, -half, half, half)]
+    around += [(-8, -32, 8, 32), (-half / 2, -2 * half, half / 2, 2 * half)]
+    torch.testing.assert_close(exact[:4], torch.tensor(around) + 4)
+    torch.testing.assert_close(exact[4], torch.tensor([-4.0, -12.0, 28.0, 20.0]))
+    torch.testing.assert_close(exact[4 * 8 * 12], torch.tensor([-24.0, -24.0, 40.0, 40.0]))
 
 
 def test_the_rows_of_the_outputs_follow_the_anchors() -> None:
@@ -318,6 +327,7 @@ def like_torchvisions(request: pytest.FixtureRequest) -> RetinaNet:
         anchor_scale=4.0,
         anchor_octaves=3,
         anchor_ratios=(0.5, 1.0, 2.0),
+        anchor_grid="torchvision",
     ).eval()
 
 
@@ -464,17 +474,17 @@ def label_anchors(anchors: Tensor, target: Any) -> Tensor:
     return torch.where(iou >= 0.5, target.labels[index], BACKGROUND)
 
 
-def test_anchors_stand_a_stride_apart_or_evenly() -> None:
+def test_anchors_stand_a_stride_apart_or_as_torchvision_has_them() -> None:
     """At 224 pixels the last of five maps has 2 columns: 128 apart, or 224 // 2 = 112."""
     images = torch.rand(1, 3, 128, 224)
-    for spacing, expected in (("stride", 128), ("even", 112)):
-        detector = make_retinanet(1, backbone="resnet18", anchor_spacing=spacing)
+    for grid, expected in (("centred", 128), ("torchvision", 112)):
+        detector = make_retinanet(1, backbone="resnet18", anchor_grid=grid)
         with torch.no_grad():
             (predictions,) = detector(images)
         first, second = predictions.anchors[-12], predictions.anchors[-6]  # six at each place
-        assert (second - first).tolist() == [expected, 0, expected, 0]
+        torch.testing.assert_close(second - first, torch.tensor([expected, 0.0, expected, 0.0]))
 
 
-def test_another_spacing_is_refused() -> None:
-    with pytest.raises(ValueError, match="anchor_spacing: expected 'stride' or 'even', got 'odd'"):
-        make_retinanet(1, backbone="small", norm="group", anchor_spacing="odd")
+def test_another_grid_is_refused() -> None:
+    with pytest.raises(ValueError, match="anchor_grid: expected 'centred' or 'torchvision', got"):
+        make_retinanet(1, backbone="small", norm="group", anchor_grid="odd")

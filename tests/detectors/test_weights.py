@@ -128,7 +128,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(
     path = write(tmp_path / "a.safetensors", wrong)
     assert refusal(detector, path) == (
         f"{path}: the tensors do not fit the detector: 10 missing (layer4.1.conv1.weight, "
-        "layer4.1.bn1.weight, layer4.1.bn1.bias, ...); 1 unknown (extra.bias); "
+        "layer4.1.bn1.weight, layer4.1.bn1.bias and 7 more); 1 unknown (extra.bias); "
         "1 of another shape (bn1.bias (7,) in place of (64,))."
     )
 

@@ -110,6 +110,57 @@ def test_the_small_recipe_is_for_a_cpu() -> None:
     assert config.detector.weights == "none"
     assert config.evaluation.fixed_size == config.data.size
     assert math.prod((config.data.size, config.data.size)) < 512 * 512 / 4
+    assert (config.data.augmentation, config.data.size) == ("ssd", 160)
+    detector = config.detector
+    assert (detector.anchor_scale, detector.anchor_octaves) == (2.2, 2)
+    assert detector.anchor_ratios == (0.6, 1.0, 1.67)
+
+
+def test_the_small_recipe_learns_from_scratch_in_one_cycle() -> None:
+    training = recipe("small").training
+    assert (training.optimizer, training.learning_rate, training.weight_decay) == (
+        "adamw",
+        2e-3,
+        1e-2,
+    )
+    assert (training.batch_size, training.reference_batch_size) == (16, 16)
+    assert (training.schedule, training.milestones) == ("one_cycle", ())
+    assert (training.epochs, training.warmup_steps) == (30, 100)
+    assert (recipe("small").evaluation.every, recipe("small").evaluation.batch_size) == (5, 32)
+
+
+def test_the_torchvision_recipe_has_the_settings_of_torchvision() -> None:
+    from torchvision.models.detection import retinanet_resnet50_fpn
+
+    model = retinanet_resnet50_fpn(weights=None, weights_backbone=None)
+    config = recipe("torchvision-coco")
+    detector, evaluation = config.detector, config.evaluation
+    assert detector.backbone == "resnet50"
+    assert detector.norm is None  # frozen with weights
+    assert detector.norm_epsilon < 1e-9  # 0 in torchvision, for its published weights
+    assert model.backbone.fpn.extra_blocks.use_P5
+    assert detector.p6_from == "p5"
+    sizes = [
+        int(detector.anchor_scale * 8 * 2 ** (step / detector.anchor_octaves))
+        for step in range(detector.anchor_octaves)
+    ]
+    assert model.anchor_generator.sizes[0] == tuple(sizes)
+    assert model.anchor_generator.aspect_ratios[0] == detector.anchor_ratios
+    assert detector.anchor_grid == "torchvision"
+    assert detector.box_weights == model.box_coder.weights
+    assert (detector.positive_iou, detector.negative_iou) == (
+        model.proposal_matcher.high_threshold,
+        model.proposal_matcher.low_threshold,
+    )
+    assert ((evaluation.shorter,), evaluation.longest) == (
+        model.transform.min_size,
+        model.transform.max_size,
+    )
+    assert evaluation.score_threshold == model.score_thresh
+    assert evaluation.last_level_threshold is None
+    assert evaluation.nms_iou == model.nms_thresh
+    assert evaluation.candidates == model.topk_candidates
+    assert evaluation.max_detections == model.detections_per_img
 
 
 def test_an_unknown_recipe_is_told_with_the_closest_name() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rankdet.detectors.class_names import TORCHVISION_COCO_CLASSES, match_classes
 from rankdet.detectors.retinanet import RetinaNet
 from rankdet.detectors.weight_fit import check_fit, copy_tensors, count_anchors, fitting_settings
-from rankdet.errors import WeightsError, message
+from rankdet.errors import WeightsError, listed, message
 
 __all__ = ["TORCHVISION_COCO_CLASSES", "HeadMapping", "load_detector"]
 
@@ -31,18 +31,17 @@ class HeadMapping:
     fresh: tuple[str, ...]
 
     def describe(self) -> str:
-        """A sentence for the log.
+        """A sentence for the log: how many, which start fresh, and which had another name.
 
-        >>> HeadMapping((("sofa", "couch"),), ("lamp", "rug")).describe()
-        '1 of 3 classes taken from the source, 2 start fresh: lamp, rug'
+        >>> HeadMapping((("dog", "dog"), ("sofa", "couch")), ("lamp", "rug")).describe()
+        '2 of 4 classes taken from the source (sofa from couch), 2 start fresh: lamp, rug'
         """
         num_classes = len(self.mapped) + len(self.fresh)
-        text = f"{len(self.mapped)} of {num_classes} classes taken from the source, "
-        text += f"{len(self.fresh)} start fresh"
-        if not self.fresh:
-            return text
-        more = ", ..." if len(self.fresh) > _MOST_NAMES else ""
-        return f"{text}: {', '.join(self.fresh[:_MOST_NAMES])}{more}"
+        text = f"{len(self.mapped)} of {num_classes} classes taken from the source"
+        renamed = [f"{name} from {source}" for name, source in self.mapped if name != source]
+        text += f" ({listed(renamed, _MOST_NAMES)})" if renamed else ""
+        text += f", {len(self.fresh)} start fresh"
+        return f"{text}: {listed(self.fresh, _MOST_NAMES)}" if self.fresh else text
 
 
 def load_detector(
@@ -70,7 +69,7 @@ def load_detector(
         file: the source's name, for messages.
     """
     state = detector.state_dict()
-    tensors = _present_names(tensors)
+    tensors = _current_names(tensors)
     num_columns = _check_detector(detector, tensors, state, file)
     if source_classes is None:
         is_coco = num_columns == len(TORCHVISION_COCO_CLASSES)
@@ -90,7 +89,7 @@ def load_detector(
     )
 
 
-def _present_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _current_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same, with names that torchvision's heads had before 0.13 brought up to date.
 
     Their convolutions were conv.0, conv.2, ... with activations between; now conv.0.0, conv.1.0.
@@ -99,8 +98,8 @@ def _present_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in tensors.items():
         found = old.fullmatch(name)
-        present = f"{found[1]}.{int(found[2]) // 2}.0.{found[3]}" if found else name
-        renamed[present] = tensor
+        current = f"{found[1]}.{int(found[2]) // 2}.0.{found[3]}" if found else name
+        renamed[current] = tensor
     return renamed
 
 

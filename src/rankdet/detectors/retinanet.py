@@ -37,10 +37,10 @@ class RetinaNet(nn.Module):
         backbone: BackboneWithFPN,
         head: RetinaNetHead,
         anchor_generator: AnchorGenerator,
-        anchor_spacing: str = "stride",
+        anchor_grid: str = "centred",
     ) -> None:
         super().__init__()
-        self.anchor_spacing = anchor_spacing
+        self.anchor_grid = anchor_grid
         self.backbone = backbone
         self.head = head
         self.anchor_generator = anchor_generator
@@ -73,8 +73,7 @@ class RetinaNet(nn.Module):
     def _make_anchors(self, maps: list[Tensor], image_size: tuple[int, int]) -> list[Tensor]:
         """The anchors of each map, in the order of the head's outputs."""
         grids = [tuple(level.shape[-2:]) for level in maps]
-        if self.anchor_spacing == "stride":
-            # Where the pixels of a map are seen; an image's anchors do not move with its padding.
+        if self.anchor_grid == "centred":  # an image's anchors do not move with its padding
             strides = [(stride, stride) for stride in self.backbone.strides]
         else:  # differs where a side is no multiple of the last stride
             strides = [(image_size[0] // rows, image_size[1] // columns) for rows, columns in grids]
@@ -116,7 +115,7 @@ def make_retinanet(
     anchor_scale: float = 4.0,
     anchor_octaves: int = 2,
     anchor_ratios: Sequence[float] = (0.5, 1.0, 2.0),
-    anchor_spacing: str = "stride",
+    anchor_grid: str = "centred",
 ) -> RetinaNet:
     """A RetinaNet with fresh weights, initialised as in the paper's code.
 
@@ -139,12 +138,11 @@ def make_retinanet(
         raise ValueError(f"anchor_octaves, anchor_ratios: expected at least one of each, got {got}")
     if anchor_scale * 8 < 1:
         raise ValueError(f"anchor_scale: expected anchors of at least a pixel, got {anchor_scale}")
-    if anchor_spacing not in ("stride", "even"):
-        raise ValueError(f"anchor_spacing: expected 'stride' or 'even', got {anchor_spacing!r}")
+    if anchor_grid not in ("centred", "torchvision"):
+        raise ValueError(f"anchor_grid: expected 'centred' or 'torchvision', got {anchor_grid!r}")
     pyramid = make_backbone(
         backbone, stride_on=stride_on, norm=norm, norm_epsilon=norm_epsilon, p6_from=p6_from
     )
-    sizes = _anchor_sizes(pyramid.strides, anchor_scale, anchor_octaves)
     head = RetinaNetHead(
         pyramid.out_channels,
         anchor_octaves * len(anchor_ratios),
@@ -154,8 +152,10 @@ def make_retinanet(
     if backbone == "small":
         for branch in (head.classification_head, head.regression_head):
             branch.conv = branch.conv[:2]
-    anchors = AnchorGenerator(sizes, (tuple(anchor_ratios),) * len(sizes))
-    detector = RetinaNet(pyramid, head, anchors, anchor_spacing)
+    anchors = _anchor_generator(
+        pyramid.strides, anchor_scale, anchor_octaves, tuple(anchor_ratios), anchor_grid
+    )
+    detector = RetinaNet(pyramid, head, anchors, anchor_grid)
     _initialise(detector, activation, is_small=backbone == "small")
     return detector
 
@@ -175,20 +175,41 @@ def freeze(detector: RetinaNet, num_stages: int) -> None:
     detector.train(detector.training)  # so that the frozen batch norms hold still
 
 
-def _anchor_sizes(
-    strides: Sequence[int], scale: float, num_octave_steps: int
-) -> tuple[tuple[int, ...], ...]:
-    """The sizes (square roots of areas) of the anchors of each level.
+def _anchor_generator(
+    strides: Sequence[int],
+    scale: float,
+    num_octave_steps: int,
+    ratios: tuple[float, ...],
+    grid: str,
+) -> AnchorGenerator:
+    """torchvision's generator for these strides; ratios are of height to width.
 
-    In whole pixels, rounded down, as torchvision has them.
+    "centred" is as in the paper's code: sizes as they come out, and each anchor in the middle of
+    its stride x stride pixels. torchvision has whole pixels, and the upper left corner.
 
-    >>> _anchor_sizes((8, 16), 4.0, 3)
-    ((32, 40, 50), (64, 80, 101))
+    >>> _anchor_generator((8,), 4.0, 1, (1.0,), "centred").cell_anchors
+    [tensor([[-12., -12.,  20.,  20.]])]
     """
-    return tuple(
-        tuple(int(scale * stride * 2 ** (i / num_octave_steps)) for i in range(num_octave_steps))
+    sizes = [
+        tuple(scale * stride * 2 ** (step / num_octave_steps) for step in range(num_octave_steps))
         for stride in strides
-    )
+    ]
+    whole = tuple(tuple(int(size) for size in level) for level in sizes)
+    generator = AnchorGenerator(whole, (ratios,) * len(whole))
+    if grid == "centred":
+        generator.cell_anchors = [
+            _cell_anchors(level, ratios) + stride / 2
+            for level, stride in zip(sizes, strides, strict=True)
+        ]
+    return generator
+
+
+def _cell_anchors(sizes: Sequence[float], ratios: Sequence[float]) -> Tensor:
+    """(R * S, 4): an anchor of each ratio and size around the origin, in torchvision's order."""
+    roots = torch.tensor(ratios, dtype=torch.float64).sqrt()[:, None]
+    widths = (torch.tensor(sizes) / roots).flatten()
+    heights = (torch.tensor(sizes) * roots).flatten()
+    return (torch.stack([-widths, -heights, widths, heights], dim=1) / 2).float()
 
 
 def _initialise(detector: RetinaNet, activation: str, *, is_small: bool) -> None:

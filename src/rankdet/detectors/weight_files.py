@@ -60,7 +60,7 @@ def _refusal(path: Path, rule: str, hint: str = "") -> WeightsError:
 def _is_safetensors(path: Path) -> bool:
     """Whether the content is safetensors, or else of `torch.save`; raises if it is neither."""
     if path.is_dir():
-        raise _refusal(path, "is a folder; expected a file of weights")
+        raise _refusal(path, "is a folder, and not that of a run; expected a file of weights")
     if not path.exists():
         raise _refusal(path, "there is no such file of weights")
     if not path.is_file():

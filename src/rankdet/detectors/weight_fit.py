@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from rankdet.detectors.backbones import BACKBONES
-from rankdet.errors import WeightsError, message
+from rankdet.errors import WeightsError, listed, message
 
 _BODY = "backbone.body."
 _BOX_OUTPUT = "head.regression_head.bbox_reg.bias"
@@ -43,17 +43,16 @@ def check_fit(
         if name in state and tensor.shape != state[name].shape
     ]
     faults = (("missing", missing), ("unknown", unknown), ("of another shape", reshaped))
-    if texts := [f"{len(names)} {what} ({_first(names)})" for what, names in faults if names]:
+    texts = [
+        f"{len(names)} {what} ({listed(names, _MOST_NAMES)})" for what, names in faults if names
+    ]
+    if texts:
         rule = f"the tensors do not fit the detector: {'; '.join(texts)}"
         raise WeightsError(message(rule, file=file, hint=hint))
 
 
 def _is_counter(name: str) -> bool:
     return name.endswith("num_batches_tracked")
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 def copy_tensors(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

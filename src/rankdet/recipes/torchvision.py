@@ -22,11 +22,10 @@ def torchvision_coco() -> Config:
         base,
         detector=replace(
             base.detector,
-            norm="frozen",
-            norm_epsilon=0.0,
+            norm_epsilon=1e-12,  # 0 there, which trainable norms refuse
             p6_from="p5",
             anchor_octaves=3,
-            anchor_spacing="even",
+            anchor_grid="torchvision",
             box_weights=(1.0, 1.0, 1.0, 1.0),
         ),
         evaluation=replace(
