@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("rankdet", "torchvision", "numpy", "pillow", "pyyaml", "matplotlib")
+_PACKAGES = (
+    *("rankdet", "torchvision", "numpy", "pillow", "pyyaml", "matplotlib"),
+    *("safetensors", "faster-coco-eval"),
+)
 
 
 def provenance(**settings: Any) -> dict[str, Any]:

@@ -93,6 +93,7 @@ FIXED = {"fixed_size": 160}
             {"shorter": 500, "longest": 833, "scales": [400]},
         ),
         (["--set", "evaluation.nms_iou=0.6"], FIXED, {"fixed_size": 160, "nms_iou": 0.6}),
+        (["--set", " evaluation.nms_iou=0.6"], {}, {"nms_iou": 0.6}),
         (
             ["--shorter", "500", "--set", "evaluation.longest=700"],
             {},
@@ -118,6 +119,24 @@ def test_workers_are_a_setting_of_the_data(monkeypatch: pytest.MonkeyPatch, tmp_
     calls = record(monkeypatch, "evaluate")
     assert invoke("evaluate", str(tmp_path), "--workers", "0").exit_code == 0
     assert calls[0][1]["changes"](Config()) == from_dict({"data": {"workers": 0}})
+
+
+def test_other_settings_of_the_data_can_be_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = record(monkeypatch, "evaluate")
+    result = invoke("evaluate", str(tmp_path), "--set", "data.max_pixels=9")
+    assert result.exit_code == 0, result.output
+    assert calls[0][1]["changes"](Config()) == from_dict({"data": {"max_pixels": 9}})
+
+
+def test_sizes_move_along_with_each_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = record(monkeypatch, "evaluate")
+    assert invoke("evaluate", str(tmp_path), "--shorter", "300").exit_code == 0
+    changes = calls[0][1]["changes"]
+    runs = [EvaluationConfig(shorter=600, longest=longest) for longest in (1000, 800)]
+    found = [changes(Config(evaluation=evaluation)).evaluation.longest for evaluation in runs]
+    assert found == [500, 400]
 
 
 @pytest.mark.parametrize("setting", ["detector.backbone=resnet18", "seed=3", "training.epochs=3"])
@@ -188,6 +207,7 @@ HERE = str(Path(__file__).parent)
         (["predict", HERE, HERE], "--out"),
         (["predict", HERE, "nowhere.jpg", "--out", "x"], "nowhere.jpg"),
         (["predict", HERE, HERE, "--out", "x", "--threshold", "2"], "'--threshold'"),
+        (["predict", HERE, HERE, "--out", "x", "--threshold", "-0.1"], "'--threshold'"),
         (["predict", HERE, HERE, "--out", "x", "--format", "xml"], "'json', 'csv', 'both'"),
         (["predict", HERE, HERE, "--out", "x", "--device", "cup"], "expected cpu, cuda or cuda:N"),
     ],

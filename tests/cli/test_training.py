@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import types
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from rankdet import cli
+from rankdet.cli.training import config_maker
 from rankdet.config import Config, LossConfig, TrainingConfig, dump, from_dict, read_config
 from rankdet.errors import ConfigError
 from rankdet.recipes import RECIPES, recipe, summary
@@ -87,7 +89,7 @@ def test_the_status_is_that_of_the_signal_that_stopped_it(workflow: Workflow, st
         (["--val-split", "c"], "data", "val_split", "c"),
         (["--format", "yolo"], "data", "format", "yolo"),
         (["--allow-outside"], "data", "allow_outside", True),
-        (["--size", "320"], "data", "size", 320),
+        (["--set", "data.size=320"], "data", "size", 320),
         (["--workers", "0"], "data", "workers", 0),
         (["--detector", "retinanet"], "detector", "name", "retinanet"),
         (["--backbone", "mobilenet_v2"], "detector", "backbone", "mobilenet_v2"),
@@ -149,6 +151,25 @@ def test_a_file_may_name_the_data(workflow: Workflow, tmp_path: Path) -> None:
     assert workflow.config("--config", str(file)).data.path == "synthetic"
 
 
+def test_a_flag_that_is_not_given_leaves_the_setting_of_the_file(
+    workflow: Workflow, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("data: {allow_outside: true}\ntraining: {compile: true, tensorboard: true}\n")
+    config = workflow.config("synthetic", "--config", str(file))
+    assert config.data.allow_outside
+    assert config.training.compile
+    assert config.training.tensorboard
+
+
+def test_options_stay_as_they_were_given() -> None:
+    options: dict[str, Any] = {"data": {"path": "synthetic", "size": 64}, "training": {"epochs": 1}}
+    before = copy.deepcopy(options)
+    config = config_maker("voc", None, options, [])(None)
+    assert (config.data.size, config.training.epochs) == (64, 1)
+    assert options == before
+
+
 def test_without_data_there_is_nothing_to_train_on(workflow: Workflow) -> None:
     assert refusal().startswith("data.path: there is no data to train on. Give DATA")
 
@@ -163,10 +184,33 @@ def test_the_steps_of_the_learning_rate_move_along_with_the_epochs(workflow: Wor
     assert config.training.milestones == (110.0, 140.0)
 
 
-def test_the_test_size_moves_along_where_it_is_fixed(workflow: Workflow) -> None:
+def test_the_sizes_of_the_evaluation_move_along(workflow: Workflow) -> None:
     config = workflow.config("synthetic", "--recipe", "small", "--size", "128")
     assert (config.data.size, config.evaluation.fixed_size) == (128, 128)
-    assert workflow.config("synthetic", "--size", "128").evaluation.fixed_size is None
+    config = workflow.config("synthetic", "--recipe", "voc", "--size", "256")  # 512, tested at 600
+    assert (config.data.size, config.evaluation.fixed_size) == (256, None)
+    assert (config.evaluation.shorter, config.evaluation.longest) == (300, 500)
+    own = ("--set", "evaluation.shorter=400")
+    config = workflow.config("synthetic", "--recipe", "voc", "--size", "256", *own)
+    assert (config.evaluation.shorter, config.evaluation.longest) == (400, 500)
+
+
+@pytest.mark.parametrize(("size", "shorter", "longest"), [("32", 38, 62), ("8192", 8192, 8192)])
+def test_the_sizes_of_the_evaluation_stay_in_their_range(
+    workflow: Workflow, size: str, shorter: int, longest: int
+) -> None:
+    evaluation = workflow.config("synthetic", "--size", size).evaluation
+    assert (evaluation.shorter, evaluation.longest) == (shorter, longest)
+
+
+def test_no_side_of_the_evaluation_is_below_the_smallest(workflow: Workflow) -> None:
+    # 512, tested at 500: a little less than the size
+    config = workflow.config("synthetic", "--recipe", "voc-resnet101-500", "--size", "32")
+    assert config.evaluation.shorter == 32
+
+
+def test_a_single_epoch_is_enough(workflow: Workflow) -> None:
+    assert workflow.config("synthetic", "--epochs", "1").training.epochs == 1
 
 
 def test_another_loss_drops_the_settings_of_the_file(workflow: Workflow, tmp_path: Path) -> None:
@@ -255,7 +299,8 @@ def test_an_error_of_the_training_is_one_line(
 def test_recipes_are_listed_with_one_line_each() -> None:
     lines = invoke("recipes").output.splitlines()
     assert [line.split()[0] for line in lines] == list(RECIPES)
-    assert all(summary(line.split()[0]) in line for line in lines)
+    width = max(map(len, RECIPES))
+    assert lines == [f"{name.ljust(width)}  {summary(name)}" for name in RECIPES]
 
 
 @pytest.mark.parametrize("name", RECIPES)

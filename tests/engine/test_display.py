@@ -146,6 +146,12 @@ def test_numbers_of_earlier_steps_stay(clock: Time, capsys: pytest.CaptureFixtur
     )
 
 
+def test_a_number_that_does_not_exist_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingDisplay(num_steps=1, num_epochs=1) as display:
+        display.step(1, 0, {"class_loss": 0.0, "batch_ap": float("nan")})
+    assert capsys.readouterr().err == "epoch 1 of 1, step 1 of 1: class loss 0\n"
+
+
 def test_a_row_is_taken_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"class": 1.0}
     with TrainingDisplay(num_steps=5, num_epochs=1) as shown:

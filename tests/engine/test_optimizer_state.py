@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from rankdet.engine.checkpoint import load_checkpoint, save_checkpoint
 from rankdet.engine.optimizer_state import (
+    criterion_state,
     optimizer_state,
     random_state,
+    restore_criterion,
     restore_optimizer,
     restore_random_state,
 )
@@ -307,3 +309,22 @@ def test_a_step_count_is_where_the_optimiser_wants_it(fused: bool) -> None:
     assert state["step"].device == optimizer.state[module.weight]["step"].device
     assert state["exp_avg"].device.type == "cuda"
     fresh.step()
+
+
+def test_what_a_loss_remembers_is_put_back() -> None:
+    before, after = nn.Sequential(nn.BatchNorm1d(2)), nn.Sequential(nn.BatchNorm1d(2))
+    before(torch.randn(8, 2))
+    restore_criterion(after, criterion_state(before) | random_state())
+    assert torch.equal(after[0].running_mean, before[0].running_mean)
+    assert before[0].running_mean.any()
+
+
+def test_a_loss_without_memory_adds_nothing() -> None:
+    assert criterion_state(nn.ReLU()) == {}
+    restore_criterion(nn.ReLU(), random_state())
+
+
+@pytest.mark.parametrize("saved", [nn.ReLU(), nn.Sequential(nn.BatchNorm1d(3))])
+def test_another_loss_does_not_go_on(saved: nn.Module) -> None:
+    with pytest.raises(CheckpointError, match="its loss remembers other numbers"):
+        restore_criterion(nn.Sequential(nn.BatchNorm1d(2)), criterion_state(saved))

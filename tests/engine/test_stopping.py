@@ -31,6 +31,11 @@ sys.exit(stop.exit_code)
 """
 
 
+def _with_usual_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def child(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
@@ -38,8 +43,8 @@ def child(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell that starts this test in the background would have it ignore SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        # A shell that starts this test in the background, or nohup, would have it ignore them.
+        preexec_fn=_with_usual_signals,
     )
     try:
         assert process.stdout is not None
@@ -57,12 +62,9 @@ def message_of(process: subprocess.Popen[str]) -> str:
     return process.stderr.readline()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
-)
-def test_the_first_signal_lets_the_step_be_finished_and_saved(
-    number: signal.Signals, code: int
-) -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_the_first_signal_lets_the_step_be_finished_and_saved(name: str, code: int) -> None:
+    number = signal.Signals[name]
     with child("0.1") as process:
         process.send_signal(number)
         output, errors = process.communicate(timeout=10)

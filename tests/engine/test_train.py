@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankdet.engine.train import Position, Report, StepSettings, training_steps
+from rankdet.engine.train import Position, Report, StepSettings, _Stopwatch, training_steps
 from rankdet.errors import TrainingError
 from rankdet.structures import Predictions, Target
 
@@ -25,7 +25,9 @@ class FakeBatch:
     targets: list[Target] = dataclasses.field(default_factory=list)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> FakeBatch:
-        return self
+        assert non_blocking  # or the host would wait for the copy
+        targets = [*self.targets, f"on {device}"]
+        return dataclasses.replace(self, targets=targets)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -125,6 +127,48 @@ def test_a_step_goes_against_the_gradient_with_the_rate_of_the_schedule() -> Non
     assert report.num_images == 1
 
 
+def test_every_group_of_the_optimiser_gets_the_rate() -> None:
+    detector = OneWeight()
+    other = nn.Parameter(torch.zeros(()))
+    groups = [{"params": [detector.weight]}, {"params": [other]}]
+    optimizer = torch.optim.SGD(groups, lr=99.0)
+    generator = training_steps(
+        detector,
+        criterion,
+        optimizer,
+        FakeLoader([[1.0]]),
+        learning_rate=lambda step: 0.25,
+        average_precision=lambda logits, labels: logits.sum(),
+        settings=StepSettings(device=torch.device("cpu")),
+        num_epochs=1,
+    )
+    ((_, report),) = generator
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+    assert report.learning_rate == 0.25
+
+
+def test_detector_and_criterion_get_the_targets_on_the_device() -> None:
+    seen = []
+
+    class Watched(OneWeight):
+        def forward(self, images: Tensor, targets: object = None) -> list[Predictions]:
+            seen.append(targets)
+            return super().forward(images)
+
+    def watching(stages: list[Predictions], targets: Sequence[Target]) -> FakeLosses:
+        seen.append(targets)
+        return criterion(stages, targets)
+
+    steps(Watched(), FakeLoader([[1.0]]), criterion=watching)
+    assert seen == [["on cpu"], ["on cpu"]]
+
+
+def test_a_step_trains_whatever_an_evaluation_has_left() -> None:
+    detector = OneWeight().eval()
+    steps(detector, FakeLoader([[1.0]]))  # the detector itself looks
+    assert detector.training
+
+
 def test_the_learning_rate_is_asked_for_every_step_by_its_number() -> None:
     asked = []
 
@@ -160,7 +204,6 @@ def test_accumulated_gradients_are_the_mean_over_the_micro_batches() -> None:
     ((position, report),) = steps(detector, FakeLoader([[2.0, 4.0]]), accumulate=2)
     assert detector.weight.item() == pytest.approx(1 - 0.1 * 1.5 * 3)
     assert report.losses == {"class": 3.0, "box": 1.5}
-    assert report.num_images == 2
     assert position == Position(1, 0, 1)
 
 
@@ -216,6 +259,43 @@ def test_every_so_many_steps_are_measured() -> None:
     assert all(seconds >= 0 for seconds in found[0][1].seconds.values())
 
 
+def test_images_and_seconds_are_those_of_all_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    loader = FakeLoader([[1.0, 1.0]])
+    loader.epoch = lambda epoch, start=0: iter(  # type: ignore[method-assign]
+        [FakeBatch(torch.ones(2, 3, 1, 1), ("a", "b")), FakeBatch(torch.ones(1, 3, 1, 1), ("c",))]
+    )
+    ((_, report),) = steps(OneWeight(), loader, accumulate=2)
+    assert report.num_images == 3
+    # A part lasts from one look at the clock to the next.
+    assert report.seconds == {"data": 1, "forward": 2, "loss": 2, "backward": 2, "step": 1}
+
+
+def test_the_average_precision_is_that_of_the_last_stage() -> None:
+    class TwoStages(OneWeight):
+        def forward(self, images: Tensor, targets: object = None) -> list[Predictions]:
+            (stage,) = super().forward(images)
+            return [stage, dataclasses.replace(stage, logits=stage.logits * 10)]
+
+    def two(stages: list[Predictions], targets: object) -> FakeLosses:
+        labels = [FakeAssignment(torch.tensor(0.0)), FakeAssignment(torch.tensor(0.5))]
+        return FakeLosses({"class": stages[1].logits.sum()}, labels)
+
+    detector = TwoStages()
+    generator = training_steps(
+        detector,
+        two,
+        torch.optim.SGD(detector.parameters(), lr=1.0),
+        FakeLoader([[2.0]]),
+        learning_rate=lambda step: 0.1,
+        average_precision=lambda logits, labels: logits.sum() + labels,
+        settings=StepSettings(device=torch.device("cpu")),
+        num_epochs=1,
+    )
+    assert [report.batch_ap for _, report in generator] == [20.5]
+
+
 def test_a_gradient_above_the_limit_is_scaled_down() -> None:
     detector = OneWeight(1.0)
     ((_, report),) = steps(detector, FakeLoader([[2.0]]), clip_norm=0.5)
@@ -250,8 +330,19 @@ def test_logits_that_the_loss_does_not_read_are_checked_too() -> None:
         )
 
     detector = OneWeight(1.0)
-    with pytest.raises(TrainingError, match="class scores = nan"):
-        steps(detector, FakeLoader([[math.nan]]), criterion=blind)
+    for values in ([math.nan, 1.0], [1.0, math.nan]):
+        with pytest.raises(TrainingError, match="class scores = nan"):
+            steps(detector, FakeLoader([values]), criterion=blind, accumulate=2)
+
+
+def test_many_logits_of_half_precision_may_sum_to_more_than_it_can_hold() -> None:
+    class Half(OneWeight):
+        def forward(self, images: Tensor, targets: object = None) -> list[Predictions]:
+            (stage,) = super().forward(images)
+            return [dataclasses.replace(stage, logits=stage.logits.half().expand(-1, 3, -1))]
+
+    ((_, report),) = steps(Half(), FakeLoader([[40000.0]]))
+    assert report.losses["class"] == 40000
 
 
 def test_a_loss_that_refuses_its_scores_becomes_the_same_error() -> None:
@@ -262,14 +353,18 @@ def test_a_loss_that_refuses_its_scores_becomes_the_same_error() -> None:
         steps(OneWeight(), FakeLoader([[1.0]]), criterion=strict)
 
 
-def test_a_gradient_that_is_not_finite_stops_the_training_though_the_loss_is_fine() -> None:
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_gradient_that_is_not_finite_stops_the_training_though_the_loss_is_fine(
+    value: str,
+) -> None:
     def steep(stages: list[Predictions], targets: object) -> FakeLosses:
         # The root has an infinite slope at 0, and the value 0.
-        part = (stages[0].logits * 0).sqrt().sum()
+        logits = stages[0].logits
+        part = (logits * 0 if value == "nan" else logits - 1).sqrt().sum()
         return FakeLosses({"class": part}, [FakeAssignment(torch.zeros(1))])
 
     detector = OneWeight(1.0)
-    with pytest.raises(TrainingError, match="norm of the gradient = nan"):
+    with pytest.raises(TrainingError, match=f"norm of the gradient = {value}"):
         steps(detector, FakeLoader([[1.0]]), criterion=steep)
     assert detector.weight.item() == 1.0
 
@@ -289,12 +384,26 @@ def test_autocast_reaches_the_detector_and_not_the_criterion() -> None:
 
     class Wide(OneWeight):
         def forward(self, images: Tensor, targets: object = None) -> list[Predictions]:
-            seen.append(torch.is_autocast_enabled("cpu"))
+            seen.append(torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"))
             return super().forward(images)
 
     def watching(stages: list[Predictions], targets: Sequence[Target]) -> FakeLosses:
         seen.append(torch.is_autocast_enabled("cpu"))
         return criterion(stages, targets)
 
-    steps(Wide(), FakeLoader([[1.0]]), criterion=watching, precision=torch.bfloat16)
-    assert seen == [True, False]
+    for precision in (torch.bfloat16, torch.float16):
+        steps(Wide(), FakeLoader([[1.0]]), criterion=watching, precision=precision)
+    steps(Wide(), FakeLoader([[1.0]]), criterion=watching)
+    assert seen == [torch.bfloat16, False, torch.float16, False, False, False]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_gpu_finishes_its_work_only_where_time_is_measured(
+    monkeypatch: pytest.MonkeyPatch, is_on: bool
+) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    gpu = torch.device("cuda:1")
+    with _Stopwatch(StepSettings(device=gpu), is_on).part("step"):
+        pass
+    assert waited == [gpu, gpu] * is_on

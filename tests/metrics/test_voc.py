@@ -100,6 +100,16 @@ def test_without_detections_everything_is_zero(objects: Objects, found: Found) -
     assert evaluation.thresholds == (None,)
 
 
+def test_a_note_says_when_the_limit_of_detections_is_reached(
+    objects: Objects, found: Found
+) -> None:
+    targets = [objects((0, BOX))] * 2
+    detections = [found(*[(0, 0.5, BOX)] * 3), found((0, 0.5, BOX))]
+    (note,) = evaluate_voc(detections, targets, ["cat"], max_detections=3).notes
+    assert note.startswith("1 of 2 images have 3 detections, the most that are kept")
+    assert evaluate_voc(detections, targets, ["cat"], max_detections=4).notes == ()
+
+
 def test_without_objects_nothing_is_available(objects: Objects, found: Found) -> None:
     for targets in ([objects()], [objects((0, BOX), ignored=[0])]):
         evaluation = evaluate_voc([found((0, 0.5, BOX))], targets, ["cat"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rankdet import build
-from rankdet.config import Config, DataConfig, DetectorConfig, EvaluationConfig
+from rankdet.config import Config, DataConfig, DetectorConfig, EvaluationConfig, TrainingConfig
 from rankdet.engine.checkpoint import save_checkpoint, set_best
 from rankdet.workflows.run import CHECKPOINTS, RESULTS_FILE, RunRecord, write_run
 
@@ -50,3 +50,16 @@ def _pristine_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_run(_pristine_run: Path, tmp_path: Path) -> Path:
     """A copy of that run, which a test may change."""
     return Path(shutil.copytree(_pristine_run, tmp_path / "run"))
+
+
+@pytest.fixture
+def tiny_config() -> Config:
+    """One epoch of four steps, on drawn images of 64 x 64."""
+    return Config(
+        data=DataConfig(
+            path="synthetic", train_split="train:8", val_split="val:3", size=64, workers=0
+        ),
+        detector=DetectorConfig(backbone="small", norm="group", head_norm="group"),
+        training=TrainingConfig(epochs=1, batch_size=2, log_every=1),
+        evaluation=EvaluationConfig(every=1, fixed_size=64, batch_size=3),
+    )

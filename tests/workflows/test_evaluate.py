@@ -322,6 +322,8 @@ def test_results_say_on_what_and_how_they_came_about(run: Path, oracle: list[Ora
     }
     assert content["provenance"]["seed"] == 3
     assert {"commit", "versions", "machine", "time", "command"} <= content["provenance"].keys()
+    # With what the numbers were computed and the weights were read.
+    assert {"torch", "faster-coco-eval", "safetensors"} <= content["provenance"]["versions"].keys()
     assert content["training"]["provenance"] == {"seed": 3, "command": "rankdet train"}
     assert content["training"]["data"]["train"]["split"] == "train:8"
     assert content["training"]["wall_time_seconds"] == 12.5

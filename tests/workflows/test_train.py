@@ -23,7 +23,7 @@ from rankdet.config import (
 from rankdet.engine.checkpoint import best_checkpoint, load_checkpoint, newest_checkpoint
 from rankdet.engine.records import read_metrics
 from rankdet.engine.train import Position, Report
-from rankdet.errors import CheckpointError, ConfigError, DataError, TrainingError
+from rankdet.errors import CheckpointError, ConfigError, DataError, LoaderError, TrainingError
 from rankdet.workflows.recording import Recorder
 from rankdet.workflows.run import read_run
 from rankdet.workflows.train import train
@@ -175,6 +175,74 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
         assert torch.equal(tensor, found[name]), name
 
 
+def test_a_loss_that_remembers_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(tiny(epochs=1), loss=LossConfig("ghm"))  # it keeps running counts
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    run(whole, config)
+    with monkeypatch.context() as patch:
+        signal_after(patch, 2)
+        assert run(stopped, config) == 130
+    assert go_on(stopped) == 0
+    assert rows(stopped) == rows(whole)
+    expected, found = state(whole), state(stopped)
+    assert expected["criterion.class_loss.running_counts"].any()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
+
+
+def test_a_signal_before_the_first_step_is_not_kept_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reading(*arguments: object, **keywords: object) -> None:  # COCO takes a minute
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the signal was only remembered")
+
+    monkeypatch.setattr("rankdet.workflows.train.prepare", reading)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", tiny())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_network_that_cannot_be_compiled_is_told_in_one_line_unless_a_signal_came(
+    is_stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.exc import TorchDynamoException
+
+    def fail(*arguments: object) -> None:  # as the compiler does that Ctrl-C has ended
+        if is_stopped:
+            os.kill(os.getpid(), signal.SIGINT)
+        raise TorchDynamoException("no compiler\nand a long story")
+
+    monkeypatch.setattr("rankdet.engine.train.training_step", fail)
+    if is_stopped:
+        assert run(tmp_path / "run", tiny()) == 130
+        return
+    with pytest.raises(ConfigError, match=r"compiled here: no compiler\. Leave out --compile\.$"):
+        run(tmp_path / "run", tiny())
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_signal_that_ends_the_workers_of_an_evaluation_is_a_signal_and_no_fault(
+    is_stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **keywords: object) -> None:  # `timeout` signals all processes
+        if is_stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise LoaderError("worker 0 ended")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rankdet.workflows.recording.evaluate_dataset", fail)
+        if not is_stopped:
+            with pytest.raises(LoaderError, match="worker 0 ended"):
+                run(tmp_path / "run", tiny())
+            return
+        assert run(tmp_path / "run", tiny()) == 143
+    assert go_on(tmp_path / "run") == 0
+    evaluations = [row for row in rows(tmp_path / "run") if row["kind"] == "evaluation"]
+    assert [row["step"] for row in evaluations] == [4, 8]
+
+
 def test_rows_of_a_lost_session_are_made_again(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     run(out, tiny(save_every=3, max_steps=3))
@@ -267,6 +335,12 @@ def test_other_data_are_refused_and_can_be_forced(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"other data: train\.fingerprint"):
         go_on(out, longer)
     assert go_on(out, longer, is_forced=True) == 0
+    with pytest.raises(CheckpointError, match=r"do not fit these classes.*--weights"):
+        go_on(
+            out,
+            lambda c: replace(longer(c), data=replace(c.data, classes=("disc", "ring"))),
+            is_forced=True,
+        )
 
 
 def test_numbers_that_are_not_finite_end_the_run_and_keep_the_last_good_checkpoint(
@@ -349,10 +423,12 @@ def test_every_loss_trains_by_its_name(loss: str, tmp_path: Path) -> None:
     [
         ({"dleta": 1.0}, "loss.settings.dleta.*It has: delta"),
         ({"delta": -1.0}, "loss.settings of 'ap'.*delta"),
+        ({"delta": "x"}, "loss.settings.delta = 'x': expected a number"),
+        ({"delta": True}, "loss.settings.delta = True: expected a number"),
     ],
 )
 def test_wrong_settings_of_a_loss_are_errors(
-    settings: dict[str, float], words: str, tmp_path: Path
+    settings: dict[str, object], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         run(tmp_path / "run", replace(tiny(), loss=LossConfig("ap", settings)))
@@ -404,3 +480,53 @@ def test_a_training_may_start_from_another_run_with_other_classes(
         source["head.regression_head.bbox_reg.weight"],
         atol=1e-6,
     )
+
+
+def test_going_on_keeps_when_and_from_which_weights_the_run_was_started(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(out, tiny(epochs=1, batch_size=4, max_steps=1))
+    before = read_run(out)
+    assert before.notes[-1].startswith("The weights are random.")
+    go_on(out, lambda c: replace(c, training=replace(c.training, max_steps=2)))
+    after = read_run(out)
+    assert after.provenance == before.provenance
+    assert after.notes == before.notes
+    assert after.config.training.max_steps == 2
+
+
+def test_several_processes_are_refused_until_they_can_train_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE = 2.*not built yet"):
+        run(tmp_path / "run", tiny())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("workers", "wanted"), [(1, ["workers", "data"]), (0, ["data"])])
+def test_worker_processes_make_ready_while_the_data_are_read(
+    workers: int, wanted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def reading(config: Config) -> None:
+        order.append("data")
+        raise DataError("enough")
+
+    monkeypatch.setattr(
+        "rankdet.data.loading.workers.worker_context", lambda method: order.append("workers")
+    )
+    monkeypatch.setattr("rankdet.workflows.parts._open_data", reading)
+    config = tiny()
+    with pytest.raises(DataError, match="enough"):
+        run(tmp_path / "run", replace(config, data=replace(config.data, workers=workers)))
+    assert order == wanted
+
+
+def test_a_warm_up_that_is_longer_than_the_training_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "short", tiny(max_steps=1, warmup_steps=1))
+    assert "rises over 1 steps, longer than the training" in capsys.readouterr().err
+    run(tmp_path / "longer", tiny(max_steps=2, warmup_steps=1))
+    assert "rises over" not in capsys.readouterr().err

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -53,7 +54,7 @@ AllowOutside = Annotated[
 ]
 # Above this, Pillow itself refuses the image.
 MaxPixels = Annotated[int, typer.Option(min=1, help="Larger images are skipped, not decoded.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace a file that is not ours.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that are not ours.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
@@ -79,8 +80,10 @@ Device = Annotated[
 ]
 
 
-def check_device(device: str) -> None:
-    """Refuse a device that is misspelt or not there."""
+def check_device(device: str | None) -> None:
+    """Refuse a device that is misspelt or not there; None is the usual one."""
+    if device is None:
+        return
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise typer.BadParameter(
             f"expected cpu, cuda or cuda:N, got {device!r}", param_hint="--device"
@@ -102,3 +105,22 @@ def class_list(file: Path | None) -> tuple[str, ...] | None:
     from rankdet.data.reading.formats import read_class_list
 
     return read_class_list(file)
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """The options that are not None, without sections that are empty then.
+
+    >>> given({"data": {"size": None, "path": "x"}, "loss": {"name": None}, "seed": None})
+    {'data': {'path': 'x'}}
+    """
+    result = {}
+    for name, value in options.items():
+        kept = given(value) if isinstance(value, dict) else value
+        if kept is not None and kept != {}:
+            result[name] = kept
+    return result
+
+
+def data_path(data: str) -> str:
+    """The path from the root, so that the run can be continued from any folder."""
+    return data if data == "synthetic" else os.path.abspath(data)  # noqa: PTH100 - links stay

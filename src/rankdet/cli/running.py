@@ -11,11 +11,13 @@ import typer
 from rankdet.cli.options import (
     BatchSize,
     Device,
+    Force,
     Settings,
     Workers,
     check_device,
+    data_path,
+    given,
 )
-from rankdet.cli.training import data_path, given
 from rankdet.config import Config, apply_settings
 from rankdet.errors import ConfigError
 
@@ -89,16 +91,17 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            dir_okay=False, show_default=False, help="The JSON file. Default: RUN/results.json."
+            dir_okay=False,
+            show_default=False,
+            help="The JSON file. Default: RUN/results.json; for another split or other data a name "
+            "with theirs in it.",
         ),
     ] = None,
     submission: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Also write the evaluation server's files here."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace files that are not ours.")
-    ] = False,
+    force: Force = False,
     settings: Settings = None,
 ) -> None:
     """Measure a trained detector: AP, a table of classes, and the best threshold of each.
@@ -111,8 +114,7 @@ def evaluate(
 
     rankdet evaluate runs/voc --split 2012_test --submission upload
     """
-    if device is not None:
-        check_device(device)
+    check_device(device)
     sides = None if scales is None else _parse_scales(scales)
     options = given(
         {
@@ -207,9 +209,7 @@ def predict(
     ] = False,
     batch_size: BatchSize = None,
     device: Device = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace files that are not ours.")
-    ] = False,
+    force: Force = False,
 ) -> None:
     """Detect objects in images: pictures with boxes, and a file with all detections.
 
@@ -219,8 +219,7 @@ def predict(
 
     rankdet predict runs/photos folder --out detections --format csv --no-pictures --threshold 0.4
     """
-    if device is not None:
-        check_device(device)
+    check_device(device)
 
     from rankdet.workflows import predict as workflow
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +19,8 @@ from rankdet.cli.options import (
     Workers,
     check_device,
     class_list,
+    data_path,
+    given,
 )
 from rankdet.config import (
     BACKBONE_NAMES,
@@ -29,6 +30,7 @@ from rankdet.config import (
     dump,
     read_config,
 )
+from rankdet.config.sections import LARGEST_SIDE, SMALLEST_SIDE
 from rankdet.errors import ConfigError
 
 _DATA_MISSING = (
@@ -103,7 +105,11 @@ def train(
         typer.Option(help="For the recipe's reference batch size; scaled to --batch-size."),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=32, help="Side of the images in training, in pixels.")
+        int | None,
+        typer.Option(
+            min=SMALLEST_SIDE,
+            help="Side of the images in training, in pixels; the evaluation's sizes move along.",
+        ),
     ] = None,
     workers: Workers = None,
     seed: Annotated[
@@ -133,7 +139,7 @@ def train(
         typer.Option("--resume", help="Go on with the run in --out; options given change it."),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Resume although data, classes or seed are others.")
+        bool, typer.Option("--force", help="Resume although data or settings are others.")
     ] = False,
     allow_outside: AllowOutside = False,
 ) -> None:
@@ -155,8 +161,7 @@ def train(
 
     rankdet train --resume --out runs/photos
     """
-    if device is not None:
-        check_device(device)
+    check_device(device)
     if resume and recipe is not None:
         raise typer.BadParameter(
             "the run to go on with has its settings: leave --recipe out.", param_hint="--recipe"
@@ -228,28 +233,20 @@ def _with_dependants(options: dict[str, Any], base: Config) -> dict[str, Any]:
         factor = epochs / base.training.epochs
         changes["training"]["milestones"] = [time * factor for time in base.training.milestones]
     size = changes.get("data", {}).get("size")
-    if size is not None and base.evaluation.fixed_size is not None:
-        changes["evaluation"] = {"fixed_size": size}
+    if size is not None:
+        changes["evaluation"] = _evaluation_sizes(base, size / base.data.size)
     return changes
 
 
-def given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that are not None, without sections that are empty then.
-
-    >>> given({"data": {"size": None, "path": "x"}, "loss": {"name": None}, "seed": None})
-    {'data': {'path': 'x'}}
-    """
-    result = {}
-    for name, value in options.items():
-        kept = given(value) if isinstance(value, dict) else value
-        if kept is not None and kept != {}:
-            result[name] = kept
-    return result
-
-
-def data_path(data: str) -> str:
-    """The path from the root, so that the run can be continued from any folder."""
-    return data if data == "synthetic" else os.path.abspath(data)  # noqa: PTH100 - links stay
+def _evaluation_sizes(base: Config, factor: float) -> dict[str, Any]:
+    """Those of the recipe times the factor: objects are as large as in the training."""
+    before = base.evaluation
+    sides = {name: getattr(before, name) for name in ("shorter", "longest", "fixed_size")}
+    return {
+        name: min(max(round(side * factor), SMALLEST_SIDE), LARGEST_SIDE)
+        for name, side in sides.items()
+        if side is not None
+    }
 
 
 def recipes(

@@ -87,21 +87,19 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint; CheckpointError if a size or hash is wrong."""
+def load_checkpoint(path: Path, *, with_training: bool = True) -> Checkpoint:
+    """The checkpoint; CheckpointError if a size or hash is wrong.
+
+    with_training: False leaves out the optimiser's tensors, which only a training needs.
+    """
     content = json.loads(read_file(path, STATE))
     return Checkpoint(
         path=path,
         step=content["step"],
-        weights=load_weights(path),
-        training=_tensors(path, TRAINING),
+        weights=_tensors(path, WEIGHTS),
+        training=_tensors(path, TRAINING) if with_training else {},
         state=content["state"],
     )
-
-
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """The detector's weights alone, on the CPU; CheckpointError if their size or hash is wrong."""
-    return _tensors(path, WEIGHTS)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -126,12 +124,11 @@ def newest_checkpoint(folder: Path, warn: Callable[[str], None] | None = None) -
     return None
 
 
-def prune_checkpoints(folder: Path, keep: int, protected: Path | None = None) -> None:
-    """Remove all but the newest `keep` checkpoints (at least two), the best and the protected."""
+def prune_checkpoints(folder: Path, keep: int) -> None:
+    """Remove all but the best and the newest `keep` checkpoints (at least two)."""
     best = _read_best(folder)
-    spared = {best.path.name if isinstance(best, _Best) else None, protected and protected.name}
     for path in checkpoints(folder)[: -max(keep, _FEWEST_KEPT)]:
-        if path.name not in spared:
+        if not (isinstance(best, _Best) and path.name == best.path.name):
             remove_folder(path)
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from rankdet.errors import TrainingError
+from rankdet.errors import TrainingError, listed
 from rankdet.structures import Detections, Predictions
 
 _MOST_NAMES = 8  # files that a message names
@@ -34,8 +34,6 @@ class _Batch(Protocol):
 
 
 class _Loader(Protocol):
-    def __len__(self) -> int: ...
-
     def epoch(self, epoch: int) -> Iterator[_Batch]: ...
 
 
@@ -239,12 +237,9 @@ def _check_finite(stages: list[Predictions], names: Sequence[str]) -> None:
     ]
     if not affected:
         return
-    listed = ", ".join(affected[:_MOST_NAMES])
-    if len(affected) > _MOST_NAMES:
-        listed += f" and {len(affected) - _MOST_NAMES} more"
     raise TrainingError(
-        f"{listed}: the detector's outputs are not finite (NaN or infinite). Its weights are "
-        "damaged: take another checkpoint."
+        f"{listed(affected, _MOST_NAMES)}: the detector's outputs are not finite (NaN or "
+        "infinite). Its weights are damaged: take another checkpoint."
     )
 
 

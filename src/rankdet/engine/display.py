@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from types import TracebackType
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rankdet.errors import printable
+from rankdet.progress import say
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -43,17 +44,14 @@ class TrainingDisplay:
         self._shown_time = time.monotonic()
         self._live = _make_live()
         if self._live is not None:
-            self._live.start()
+            with suppress(OSError):  # here and below: a terminal that is gone stops no training
+                self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):
+                self._live.stop()
             self._live = None
             self._shown_step = self._start_step  # what it showed is gone from the screen
         if self._shown_step != self._step:
@@ -80,8 +78,9 @@ class TrainingDisplay:
         """Print the text, above a live display."""
         lines = "\n".join(printable(line) for line in text.splitlines())
         if self._live is None:
-            print(lines, file=sys.stderr, flush=True)
-        else:
+            say(lines)
+            return
+        with suppress(OSError):
             self._live.console.print(lines, markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
@@ -92,12 +91,14 @@ class TrainingDisplay:
         """
         with self._clock.paused():
             if self._live is not None:
-                self._live.stop()
+                with suppress(OSError):
+                    self._live.stop()
             try:
                 yield
             finally:
                 if self._live is not None:
-                    self._live.start()
+                    with suppress(OSError):
+                        self._live.start()
 
     def _show(self) -> None:
         self._shown_step = self._step
@@ -112,8 +113,9 @@ class TrainingDisplay:
             seconds_left=self._clock.seconds_left(self.num_steps - self._step),
         )
         if self._live is None:
-            print(text, file=sys.stderr, flush=True)
-        else:
+            say(text)
+            return
+        with suppress(OSError):
             self._live.update(_picture(self._step, self.num_steps, text), refresh=True)
 
 
@@ -204,7 +206,11 @@ def _line(
     ...       images_per_second=61.2, seconds_left=1530.0)
     'epoch 2 of 60, step 150 of 6000: class 0.5123, AP 0.4, 61.2 images/s, 25 min left'
     """
-    parts = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in row.items()]
+    parts = [
+        f"{name.replace('_', ' ')} {value:.4g}"
+        for name, value in row.items()
+        if not math.isnan(value)  # the AP of batches without an object: there is none
+    ]
     if images_per_second is not None:
         parts.append(f"{images_per_second:.3g} images/s")
     if seconds_left is not None:

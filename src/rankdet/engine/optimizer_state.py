@@ -1,4 +1,4 @@
-"""What an optimiser and the random numbers remember, as tensors by name and plain settings."""
+"""What optimiser, criterion and random numbers remember: tensors by name, and plain settings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rankdet.errors import CheckpointError
 
 # In front of the tensors' names, so that all of them fit into one file.
 _OPTIMIZER = "optimizer."
+_CRITERION = "criterion."
 _CPU = "random.cpu"
 _CUDA = "random.cuda"
 
@@ -85,6 +86,23 @@ def restore_optimizer(
                 group[key] = tuple(value) if isinstance(value, list) else value
     optimizer.state.clear()
     optimizer.state.update(restored)
+
+
+def criterion_state(criterion: nn.Module) -> dict[str, Tensor]:
+    """What the losses remember from step to step, such as running counts; often nothing."""
+    return {_CRITERION + name: tensor for name, tensor in criterion.state_dict().items()}
+
+
+def restore_criterion(criterion: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `criterion_state` gave; tensors may hold others too."""
+    own = {
+        name.removeprefix(_CRITERION): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(_CRITERION)
+    }
+    if _shapes(own) != _shapes(criterion.state_dict()):
+        raise _other("its loss remembers other numbers")
+    criterion.load_state_dict(own)
 
 
 def random_state() -> dict[str, Tensor]:
@@ -168,6 +186,10 @@ def _placed(
     if value.shape != parameter.shape:
         raise _other(f"{name}.{key} is {tuple(value.shape)}, here {tuple(parameter.shape)}")
     return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _other(reason: str) -> CheckpointError:

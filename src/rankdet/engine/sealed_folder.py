@@ -125,15 +125,46 @@ def _locked(parent: Path) -> Iterator[bool]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise CheckpointError(
-                f"{parent}: another process is writing here at this moment. "
-                "Give each training a folder of its own (--out)."
-            ) from error
+            raise _taken(parent) from error
         except OSError:  # some network file systems have no locks
             is_locked = False
         yield is_locked
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Nobody else may be here meanwhile; CheckpointError if somebody is. Makes the folder.
+
+    The lock is on the folder itself, and ends with the process, however that ends.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = system_reason(error)
+        raise CheckpointError(f"{folder}: the folder cannot be made: {reason}.") from error
+    if sys.platform == "win32":
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _taken(folder) from error
+        except OSError:  # some network file systems have no locks
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _taken(folder: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{folder}: another process is writing here at this moment. "
+        "Give each training a folder of its own (--out)."
+    )
 
 
 def _check_space(parent: Path, num_bytes: int) -> None:

@@ -7,17 +7,18 @@ import signal
 import threading
 import time
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 # torchrun passes on the Ctrl-C that the terminal has sent to everyone already: the same request.
 _SECONDS_OF_ONE_REQUEST = 1.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed; unknown to Windows
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([_HANG_UP] if _HANG_UP else []))
 _SHOW_CURSOR = "\x1b[?25h"  # which a live display has hidden
 
 
 class StopRequest:
-    """True once SIGINT or SIGTERM came; the second one ends the process at once.
+    """True once SIGINT, SIGTERM or SIGHUP came; the second one ends the process at once.
 
     with StopRequest() as stop:
         for step in steps:
@@ -44,15 +45,12 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
+                if number == _HANG_UP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # nohup has asked for it
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             # None: installed by something other than Python, which cannot install it again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -63,7 +61,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """What shells call a process that a signal ended, 130 or 143; 0 without a signal."""
+        """What shells call a process that a signal ended, as 130 or 143; 0 without one."""
         return 0 if self.signal is None else 128 + self.signal
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

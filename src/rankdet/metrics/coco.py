@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rankdet.errors import RankdetError
-from rankdet.metrics.evaluation import Evaluation, assemble
+from rankdet.metrics.evaluation import Evaluation, assemble, notes_on_kept
 from rankdet.metrics.matching import match
 from rankdet.metrics.ranking import Array
 from rankdet.structures import Detections, Target
@@ -130,13 +130,7 @@ def _xywh(boxes: Array) -> list[list[float]]:
 
 
 def _notes_on_limits(detections: Sequence[Detections], max_detections: int) -> list[str]:
-    notes = []
-    num_full = sum(len(found) >= max_detections for found in detections)
-    if num_full:
-        notes.append(
-            f"{num_full} of {len(detections)} images have {max_detections} detections, the most "
-            "that are kept: objects with lower scores may be missing."
-        )
+    notes = notes_on_kept(detections, max_detections)
     num_cut = sum(
         len(found) > _COCO_LIMIT and int(found.labels.bincount().max()) > _COCO_LIMIT
         for found in detections

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rankdet.errors import listed
 from rankdet.metrics.curves import Curve, precision_recall_curve
 from rankdet.metrics.matching import Matches
 from rankdet.metrics.thresholds import best_threshold
+from rankdet.structures import Detections
 
 NOT_AVAILABLE = "n/a"
 _MOST_NAMES = 10  # classes that a note lists
@@ -84,19 +86,24 @@ class Evaluation:
         rows = [(*heading, "precision", "recall", "F1"), *map(_row, self.classes)]
         num_objects = sum(result.num_objects for result in self.classes)
         num_detections = sum(result.num_detections for result in self.classes)
-        means = (_percent(self.metrics.get(name)) for name in ("AP", "AP50", "AP75"))
+        means = (percent_text(self.metrics.get(name)) for name in ("AP", "AP50", "AP75"))
         return [*rows, ("mean", str(num_objects), str(num_detections), *means, "", "", "", "")]
 
 
 def _row(result: ClassResult) -> tuple[str, ...]:
     threshold = NOT_AVAILABLE if result.threshold is None else f"{result.threshold:.3g}"
-    averages = (_percent(value) for value in (result.ap, result.ap50, result.ap75))
-    at_threshold = (_percent(value) for value in (result.precision, result.recall, result.f1))
+    averages = (percent_text(value) for value in (result.ap, result.ap50, result.ap75))
+    at_threshold = (percent_text(value) for value in (result.precision, result.recall, result.f1))
     counts = (str(result.num_objects), str(result.num_detections))
     return (result.name, *counts, *averages, threshold, *at_threshold)
 
 
-def _percent(value: float | None) -> str:
+def percent_text(value: float | None) -> str:
+    """A number of percent as readers see it.
+
+    >>> percent_text(30.25), percent_text(None)
+    ('30.2', 'n/a')
+    """
     return NOT_AVAILABLE if value is None else f"{value:.1f}"
 
 
@@ -141,10 +148,28 @@ def mean_of_known(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def notes_on_kept(detections: Sequence[Detections], max_detections: int) -> list[str]:
+    """A sentence if images reach the number of detections that the detector keeps at most.
+
+    >>> import torch
+    >>> two = Detections(torch.zeros(2, 4), torch.ones(2), torch.zeros(2).long())
+    >>> notes_on_kept([two], 3)
+    []
+    >>> notes_on_kept([two], 2)[0].partition(":")[0]
+    '1 of 1 images have 2 detections, the most that are kept'
+    """
+    num_full = sum(len(found) >= max_detections for found in detections)
+    if not num_full:
+        return []
+    return [
+        f"{num_full} of {len(detections)} images have {max_detections} detections, the most "
+        "that are kept: objects with lower scores may be missing."
+    ]
+
+
 def _notes_on_classes(results: Sequence[ClassResult]) -> list[str]:
     missing = [result.name for result in results if not result.num_objects]
     if not missing:
         return []
-    more = f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
-    names = ", ".join(missing[:_MOST_NAMES]) + more
+    names = listed(missing, _MOST_NAMES)
     return [f"{len(missing)} of {len(results)} classes have no objects (not in the mean): {names}."]

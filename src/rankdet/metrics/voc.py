@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankdet.metrics.evaluation import Evaluation, assemble, mean_of_known
+from rankdet.metrics.evaluation import Evaluation, assemble, mean_of_known, notes_on_kept
 from rankdet.metrics.matching import IOU_THRESHOLDS, Matches, match
 from rankdet.metrics.ranking import average_precision, average_precision_11point
 from rankdet.structures import Detections, Target
@@ -14,14 +14,19 @@ _METRICS = {"AP": "ap", "AP50": "ap50", "AP75": "ap75", "AP50_11point": "ap50_11
 
 
 def evaluate_voc(
-    detections: Sequence[Detections], targets: Sequence[Target], classes: Sequence[str]
+    detections: Sequence[Detections],
+    targets: Sequence[Target],
+    classes: Sequence[str],
+    *,
+    max_detections: int = 100,
 ) -> Evaluation:
     """The detections of every image judged by the rules in `matching.match`.
 
     Metrics are means over the classes that have objects which are not ignored: AP50 and AP75
     (all-point average precision at IoU 0.5 and 0.75), AP (the mean of it over IoU 0.5, 0.55, ...,
     0.95, as the paper reports for VOC), AP50_11point (VOC2007's). None if no class has objects.
-    ValueError if a number is not finite.
+    max_detections: how many the detector keeps in an image; it is needed for the note on images
+    where that many were found. ValueError if a number is not finite.
 
     >>> import torch
     >>> box, label = torch.tensor([[0.0, 0.0, 9.0, 9.0]]), torch.tensor([0])
@@ -36,7 +41,8 @@ def evaluate_voc(
         name: mean_of_known([fields.get(field) for fields in averages])
         for name, field in _METRICS.items()
     }
-    return assemble("voc", metrics, averages, matches, classes)
+    notes = notes_on_kept(detections, max_detections)
+    return assemble("voc", metrics, averages, matches, classes, notes)
 
 
 def _averages(matches: Matches, label: int) -> dict[str, float | None]:

@@ -16,11 +16,12 @@ from rankdet import build
 from rankdet.config import Config
 from rankdet.data.dataset import DetectionDataset
 from rankdet.data.loading.loader import Loader
+from rankdet.data.loading.workers import make_ready
 from rankdet.data.processors import usual_num_workers
 from rankdet.data.reading.formats import recognise
 from rankdet.engine.checkpoint import Checkpoint, best_checkpoint
 from rankdet.engine.detect import Detected, detect
-from rankdet.errors import DataError, printable
+from rankdet.errors import DataError, counted, printable
 from rankdet.metrics.coco import evaluate_coco
 from rankdet.metrics.evaluation import Evaluation
 from rankdet.metrics.voc import evaluate_voc
@@ -126,10 +127,9 @@ def _num_workers(config: Config) -> int | None:
 def judge(detections: list[Detections], dataset: DetectionDataset, config: Config) -> Evaluation:
     """The numbers of the protocol that the settings name, or that belongs to the data's format."""
     targets = [dataset.target(index) for index in range(len(dataset))]
-    if protocol_of(config) == "voc":
-        return evaluate_voc(detections, targets, dataset.classes)
+    evaluate_as = evaluate_voc if protocol_of(config) == "voc" else evaluate_coco
     most = config.evaluation.max_detections
-    return evaluate_coco(detections, targets, dataset.classes, max_detections=most)
+    return evaluate_as(detections, targets, dataset.classes, max_detections=most)
 
 
 def protocol_of(config: Config) -> str:
@@ -170,6 +170,7 @@ def evaluate(
     choice = choose_data(record, data, split, changes)
     if submission is not None:
         refuse_occupied(submission, is_forced)
+    make_ready(choice.config.data.workers)
     dataset = open_data(choice, record)
     if dataset.is_annotated:
         file = out or run / results_file(choice, record, dataset)
@@ -186,17 +187,13 @@ def evaluate(
         notes.append(_submit(submission, detected, dataset, choice))
     if dataset.is_annotated:
         outcome = Outcome(judge(detected.detections, dataset, choice.config), detected)
+        epoch = loaded.state["position"]["epoch"]
         content = results_content(
             outcome,
             dataset,
             record=record,
             config=choice.config,
-            split=choice.split,
-            checkpoint={
-                "name": loaded.path.name,
-                "step": loaded.step,
-                "epoch": loaded.state["position"]["epoch"],
-            },
+            checkpoint={"name": loaded.path.name, "step": loaded.step, "epoch": epoch},
             seconds=time.monotonic() - start,
             training_seconds=loaded.state.get("seconds"),
         )
@@ -230,13 +227,8 @@ def _detect_with_bar(
 ) -> Detected:
     with progress("Detecting") as meter:
         meter.expect(len(dataset))
-
-        def on_batch(num_images: int) -> None:
-            for _ in range(num_images):
-                meter.advance()
-
         detected = detect_dataset(
-            detector, dataset, config, activation=activation, device=device, on_batch=on_batch
+            detector, dataset, config, activation=activation, device=device, on_batch=meter.advance
         )
     assert detected is not None  # nobody stops it
     return detected
@@ -245,7 +237,7 @@ def _detect_with_bar(
 def _submit(folder: Path, detected: Detected, dataset: DetectionDataset, choice: Choice) -> str:
     protocol = protocol_of(choice.config)
     files = write_submission(folder, detected.detections, dataset, protocol, choice.split)
-    count = "1 file" if len(files) == 1 else f"{len(files)} files"
+    count = counted(len(files), "file")
     return f"Wrote {count} for the {protocol.upper()} evaluation server to {folder}."
 
 

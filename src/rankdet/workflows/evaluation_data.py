@@ -11,8 +11,8 @@ from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
 from rankdet.data.reading.choice import SYNTHETIC_SPLITS, training_pairs
 from rankdet.data.reading.formats import split_names
-from rankdet.errors import CheckpointError, ConfigError, DataError
-from rankdet.workflows.opening import notes_on_left_out, open_with_progress
+from rankdet.errors import CheckpointError, ConfigError, DataError, listed
+from rankdet.workflows.opening import notes_on_left_out, open_with_progress, refuse_moved
 from rankdet.workflows.results import results_name
 from rankdet.workflows.run import RESULTS_FILE, RunRecord
 
@@ -51,6 +51,8 @@ def choose_data(
                 f"for an evaluation. Leave out --set {section}...."
             )
     path, own = config.data.path, record.config.data
+    if path == own.path:
+        refuse_moved(path, "rankdet evaluate RUN DATA")
     split = split or config.data.val_split or _usual_split(path, config.data.format)
     return Choice(
         config=replace(config, data=replace(config.data, val_split=split)),
@@ -118,8 +120,7 @@ def _check_classes(choice: Choice, found: tuple[str, ...], known: tuple[str, ...
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(map(repr, names[:_MOST_NAMES])) + more
+    return listed([repr(name) for name in names], _MOST_NAMES)
 
 
 def _as_setting(names: tuple[str, ...]) -> str:
@@ -132,8 +133,7 @@ def results_file(choice: Choice, record: RunRecord, dataset: DetectionDataset) -
 
     That split is known by its content too: the data may lie elsewhere now.
     """
-    validation = record.data.get("val") or {}
-    if choice.is_validation or validation.get("fingerprint") == fingerprint(dataset):
+    if choice.is_validation or _validation_fingerprint(record) == fingerprint(dataset):
         return RESULTS_FILE
     if choice.is_own_data:
         return results_name(choice.split)
@@ -143,7 +143,11 @@ def results_file(choice: Choice, record: RunRecord, dataset: DetectionDataset) -
 def notes_on_data(choice: Choice, record: RunRecord, dataset: DetectionDataset) -> list[str]:
     """What the user should know about the data: files left out, or others than in the training."""
     notes = notes_on_left_out(choice.split, dataset)
-    then = (record.data.get("val") or {}).get("fingerprint")
-    if choice.is_validation and then not in (None, fingerprint(dataset)):
+    if choice.is_validation and _validation_fingerprint(record) not in (None, fingerprint(dataset)):
         notes.append(f"{choice.split}: the data are not the same any more as in the training.")
     return notes
+
+
+def _validation_fingerprint(record: RunRecord) -> str | None:
+    """That of the run's validation split when the training began; None if it had no such split."""
+    return (record.data.get("val") or {}).get("fingerprint")

@@ -14,12 +14,12 @@ from rankdet.workflows.run import is_run, read_checkpoint, read_run
 
 def load_initial_weights(
     detector: RetinaNet, config: DetectorConfig, classes: Sequence[str], activation: str
-) -> tuple[str, ...]:
-    """Load what `config.weights` names; gives sentences that say what was loaded."""
+) -> str:
+    """Load what `config.weights` names; gives a sentence that says what was loaded."""
     source = config.weights
     path = Path(source).expanduser()
     if source == "none":
-        return ("The weights are random. Pretrained ones (--weights) need far fewer images.",)
+        return "The weights are random. Pretrained ones (--weights) need far fewer images."
     if path.is_dir() and is_run(path):
         return _from_run(detector, path, classes, activation)
     if path.is_file():
@@ -34,13 +34,11 @@ def load_initial_weights(
                 source_activation="sigmoid",
                 file=source,
             )
-            return (f"{source}: {mapping.describe()}",)
-    return (load_backbone(detector, source),)
+            return f"{source}: {mapping.describe()}"
+    return load_backbone(detector, source)
 
 
-def _from_run(
-    detector: RetinaNet, path: Path, classes: Sequence[str], activation: str
-) -> tuple[str, ...]:
+def _from_run(detector: RetinaNet, path: Path, classes: Sequence[str], activation: str) -> str:
     record = read_run(path)
     mapping = load_detector(
         detector,
@@ -51,4 +49,4 @@ def _from_run(
         source_activation=record.activation,
         file=str(path),
     )
-    return (f"{path}: {mapping.describe()}",)
+    return f"{path}: {mapping.describe()}"

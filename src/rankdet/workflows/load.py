@@ -154,14 +154,8 @@ class _OneBatch:
 
     batch: Batch
 
-    def __len__(self) -> int:
-        return 1
-
     def epoch(self, epoch: int) -> Iterator[Batch]:
         yield self.batch
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _batch(pixels: Sequence[Tensor], names: Sequence[str], transform: Transform) -> Batch:
@@ -214,12 +208,20 @@ def read_thresholds(run: Path, checkpoint: str) -> tuple[dict[str, float | None]
             str(name): None if value is None else float(value)
             for name, value in content["thresholds"].items()
         }
+        if not all(value is None or 0 <= value <= 1 for value in thresholds.values()):
+            raise ValueError("a score is from 0 to 1")
         evaluated = str(content["checkpoint"]["name"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{file}: the thresholds of the classes cannot be read ({type(error).__name__}). "
             f"Evaluate again: `rankdet evaluate {run} --force`."
         ) from error
+    if all(value is None for value in thresholds.values()):
+        note = (
+            "The evaluation has found none of the objects, or there were none, so that no class "
+            "has a threshold: expect many false detections. Give one."
+        )
+        return thresholds, (note,)
     if evaluated == checkpoint:
         return thresholds, ()
     note = f"The thresholds were found with {evaluated}, and the weights are those of {checkpoint}."

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rankdet import build
 from rankdet.config import DataConfig
 from rankdet.data.dataset import DetectionDataset
+from rankdet.errors import DataError, counted
 from rankdet.progress import progress
 
 
@@ -20,6 +22,24 @@ def open_with_progress(
         )
 
 
+def refuse_moved(path: str, command: str) -> None:
+    """DataError if a run's data are not where they were; command: how to say where they are now."""
+    if path != "synthetic" and not Path(path).exists():
+        raise DataError(
+            "the data that the run was trained with are not there any more",
+            file=path,
+            hint=f"If they were moved, say where they are now: `{command}`.",
+        )
+
+
+def has_objects(dataset: DetectionDataset) -> bool:
+    """Whether there is anything to learn or to find; objects that are ignored do not count."""
+    return any(
+        not bool(dataset.target(index).is_ignored.all())  # of none: all
+        for index in range(len(dataset))
+    )
+
+
 def notes_on_left_out(split: str, dataset: DetectionDataset) -> list[str]:
     """A sentence if some of the user's data cannot be used: it must not go unnoticed."""
     findings = getattr(dataset, "findings", None)
@@ -29,6 +49,6 @@ def notes_on_left_out(split: str, dataset: DetectionDataset) -> list[str]:
     if not num_images and not num_objects:
         return []
     return [
-        f"{split}: {num_images} images and {num_objects} objects cannot be used and are left out; "
-        "`rankdet check` says why."
+        f"{split}: {counted(num_images, 'image')} and {counted(num_objects, 'object')} cannot be "
+        "used and are left out; `rankdet check` says why."
     ]

@@ -14,6 +14,7 @@ from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
 from rankdet.data.loading.held import HeldLoader
 from rankdet.data.loading.loader import Loader
+from rankdet.data.loading.workers import make_ready
 from rankdet.data.reading.choice import choose_splits
 from rankdet.detectors.criterion import Criterion
 from rankdet.detectors.retinanet import RetinaNet, freeze
@@ -22,13 +23,13 @@ from rankdet.errors import ConfigError, DataError
 from rankdet.progress import progress
 from rankdet.provenance import provenance
 from rankdet.workflows.initial import load_initial_weights
-from rankdet.workflows.opening import notes_on_left_out, open_with_progress
+from rankdet.workflows.opening import has_objects, notes_on_left_out, open_with_progress
 from rankdet.workflows.run import RunRecord
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The objects of a training. notes: what the user should know about how they came about."""
+    """The objects of a training."""
 
     config: Config
     record: RunRecord
@@ -38,11 +39,15 @@ class Parts:
     loader: Loader | HeldLoader
     validation: DetectionDataset | None
     step_settings: StepSettings
-    notes: tuple[str, ...]
 
     @property
     def activation(self) -> str:
         return self.record.activation
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about data and weights."""
+        return self.record.notes
 
     @property
     def device(self) -> torch.device:
@@ -58,11 +63,15 @@ def prepare(config: Config, device_name: str | None, *, has_checkpoint: bool = F
     device = build.device(device_name)
     config = _with_splits(config)
     loss = build.class_loss(config.loss)
+    if not config.data.hold:
+        make_ready(config.data.workers)
     train, validation, notes = _open_data(config)
     torch.manual_seed(config.seed)
     detector = build.detector(config.detector, len(train.classes), loss.activation)
     if not has_checkpoint:
-        notes += load_initial_weights(detector, config.detector, train.classes, loss.activation)
+        notes.append(
+            load_initial_weights(detector, config.detector, train.classes, loss.activation)
+        )
     freeze(detector, build.num_frozen_stages(config.detector))
     detector = build.placed(detector, config.training, device)
     if config.training.compile:
@@ -70,11 +79,12 @@ def prepare(config: Config, device_name: str | None, *, has_checkpoint: bool = F
         detector.head.compile()
     with _holding(config, train) as on_image:
         loader = build.training_loader(config, train, device=device, on_image=on_image)
+    notes += _accumulation_notes(config)
     return Parts(
         config=config,
-        record=_record(config, train, validation, loss.activation),
+        record=_record(config, train, validation, loss.activation, notes),
         detector=detector,
-        criterion=build.criterion(config, loss),
+        criterion=build.criterion(config, loss).to(device),
         optimizer=build.optimizer(config, detector),
         loader=loader,
         validation=validation,
@@ -86,7 +96,6 @@ def prepare(config: Config, device_name: str | None, *, has_checkpoint: bool = F
             accumulate=config.training.accumulate,
             log_every=config.training.log_every,
         ),
-        notes=(*notes, *_accumulation_notes(config)),
     )
 
 
@@ -109,11 +118,23 @@ def _open_data(
     settings = config.data
     assert settings.train_split is not None
     train = _open_annotated(settings, settings.train_split, None)
+    if not has_objects(train):
+        raise DataError(
+            "expected objects to train on",
+            file=settings.path,
+            field="split",
+            value=settings.train_split,
+            detail=f"None of its {len(train)} images has one of the classes.",
+            hint="Look at the annotations with `rankdet check`.",
+        )
     notes = notes_on_left_out(settings.train_split, train)
     if settings.val_split is None:
         return train, None, [*notes, "There is no split to evaluate on (--val-split): no AP."]
     validation = _open_annotated(settings, settings.val_split, train.classes)
-    return train, validation, notes + notes_on_left_out(settings.val_split, validation)
+    notes += notes_on_left_out(settings.val_split, validation)
+    if not has_objects(validation):
+        notes.append(f"{settings.val_split}: there are no objects in the split: no AP.")
+    return train, validation, notes
 
 
 def _open_annotated(
@@ -154,7 +175,11 @@ def _accumulation_notes(config: Config) -> tuple[str, ...]:
 
 
 def _record(
-    config: Config, train: DetectionDataset, validation: DetectionDataset | None, activation: str
+    config: Config,
+    train: DetectionDataset,
+    validation: DetectionDataset | None,
+    activation: str,
+    notes: list[str],
 ) -> RunRecord:
     return RunRecord(
         config=config,
@@ -166,6 +191,7 @@ def _record(
             "val": None if validation is None else _identity(config.data.val_split, validation),
         },
         provenance=provenance(seed=config.seed),
+        notes=tuple(notes),
     )
 
 

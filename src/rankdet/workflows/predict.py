@@ -20,7 +20,14 @@ import torch
 from rankdet import __version__
 from rankdet.data.processors import usual_num_workers
 from rankdet.data.reading.images import EXTENSIONS, decode
-from rankdet.errors import DataError, RankdetError, printable, system_reason
+from rankdet.errors import (
+    DataError,
+    RankdetError,
+    counted,
+    listed,
+    printable,
+    system_reason,
+)
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.progress import progress
 from rankdet.structures import Detections
@@ -228,8 +235,7 @@ def _detect_all(
                 if out is not None:
                     image = pictures.picture(pixels, detections, trained.classes)
                     write_whole(out / PICTURES / entry.picture, pictures.jpeg(image))
-            for _ in chunk:
-                meter.advance()
+            meter.advance(len(chunk))
     return results
 
 
@@ -324,19 +330,17 @@ def _rows(detections: Detections) -> Iterator[tuple[list[float], float, int]]:
     """Box, score and label of each, in numbers of a sensible length."""
     columns = (detections.boxes, detections.scores, detections.labels)
     for box, score, label in zip(*(column.tolist() for column in columns), strict=True):
-        yield [round(edge, 3) for edge in box], round(score, 6), label
+        # Nine digits are all of a float32: ranking losses leave scores that differ in the last.
+        yield [round(edge, 3) for edge in box], float(f"{score:.9g}"), label
 
 
 def _report(results: Results, trained: TrainedDetector, outputs: dict[Path, str]) -> None:
     """Print what was found and where it is; RankdetError if images could not be read."""
     counts = Counter(label for item in results.found for label in item.detections.labels.tolist())
-    most = counts.most_common(_MOST_CLASSES)
-    listed = ", ".join(f"{printable(trained.classes[label])} {count}" for label, count in most)
-    if len(counts) > len(most):
-        listed += ", ..."
+    classes = [f"{printable(trained.classes[label])} {n}" for label, n in counts.most_common()]
     print(
-        f"{_plural(len(results.found), 'image')}, {_plural(counts.total(), 'detection')}"
-        + (f": {listed}." if listed else ".")
+        f"{counted(len(results.found), 'image')}, {counted(counts.total(), 'detection')}"
+        + (f": {listed(classes, _MOST_CLASSES)}." if classes else ".")
     )
     places = sorted({path.parent if path.suffix == ".jpg" else path for path in outputs})
     print(f"Written: {', '.join(map(str, places))}")
@@ -345,10 +349,6 @@ def _report(results: Results, trained: TrainedDetector, outputs: dict[Path, str]
     if results.failures:
         num_images = len(results.failures) + len(results.found)
         raise RankdetError(
-            f"{len(results.failures)} of {_plural(num_images, 'image')} could not be read (see "
+            f"{len(results.failures)} of {counted(num_images, 'image')} could not be read (see "
             "above). The results of the others are complete."
         )
-
-
-def _plural(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

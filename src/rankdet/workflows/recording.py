@@ -6,15 +6,15 @@ import dataclasses
 import math
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rankdet.engine import checkpoint as checkpoints
 from rankdet.engine.display import TrainingDisplay
-from rankdet.engine.optimizer_state import optimizer_state, random_state
+from rankdet.engine.optimizer_state import criterion_state, optimizer_state, random_state
 from rankdet.engine.records import EventWriter, MetricsFile, read_metrics
 from rankdet.engine.stopping import StopRequest
 from rankdet.engine.train import Position, Report
+from rankdet.errors import LoaderError
 from rankdet.progress import progress
 from rankdet.workflows import run as runs
 from rankdet.workflows.evaluate import evaluate_dataset
@@ -52,12 +52,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.metrics.close()
         if self.events is not None:
             self.events.close()
@@ -102,7 +97,7 @@ class Recorder:
             self.checkpoints,
             position.step,
             weights=parts.detector.state_dict(),
-            training=tensors | random_state(),
+            training=tensors | criterion_state(parts.criterion) | random_state(),
             state={
                 "position": dataclasses.asdict(position),
                 "optimizer": settings,
@@ -120,7 +115,7 @@ class Recorder:
             return
         values = outcome.evaluation.metrics
         self._keep({"kind": "evaluation", "step": position.step, "epoch": position.epoch, **values})
-        self.display.note(f"After epoch {position.epoch}: {headline(outcome.evaluation)}")
+        self.display.note(f"After step {position.step}: {headline(outcome.evaluation)}")
         value = values[_BEST_METRIC]
         best = checkpoints.best_value(self.checkpoints)
         if value is None or (best is not None and value <= best):
@@ -132,7 +127,6 @@ class Recorder:
             self.parts.validation,
             record=self.parts.record,
             config=self.parts.config,
-            split=str(self.parts.config.data.val_split),
             checkpoint={"name": path.name, "step": position.step, "epoch": position.epoch},
             seconds=time.monotonic() - start,
             training_seconds=self.seconds,
@@ -151,20 +145,20 @@ class Recorder:
         assert self.parts.validation is not None
         with self.display.paused(), progress("Evaluating") as meter:
             meter.expect(len(self.parts.validation))
-
-            def on_batch(num_images: int) -> None:
-                for _ in range(num_images):
-                    meter.advance()
-
-            return evaluate_dataset(
-                self.parts.detector,
-                self.parts.validation,
-                self.parts.config,
-                activation=self.parts.activation,
-                device=self.parts.device,
-                on_batch=on_batch,
-                should_stop=lambda: bool(self.stop),
-            )
+            try:
+                return evaluate_dataset(
+                    self.parts.detector,
+                    self.parts.validation,
+                    self.parts.config,
+                    activation=self.parts.activation,
+                    device=self.parts.device,
+                    on_batch=meter.advance,
+                    should_stop=lambda: bool(self.stop),
+                )
+            except LoaderError:
+                if self.stop:  # the signal has reached the processes that load, too
+                    return None
+                raise
 
     def _keep(self, row: dict[str, Any]) -> None:
         self.metrics.append(row)

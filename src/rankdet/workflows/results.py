@@ -18,7 +18,7 @@ from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
 from rankdet.engine.detect import Detected
 from rankdet.errors import RankdetError, printable
-from rankdet.metrics.evaluation import NOT_AVAILABLE, Evaluation
+from rankdet.metrics.evaluation import Evaluation, percent_text
 from rankdet.metrics.submission import coco_results, voc_files
 from rankdet.output import write_whole
 from rankdet.provenance import provenance
@@ -44,29 +44,27 @@ def results_content(
     *,
     record: RunRecord,
     config: Config,
-    split: str,
     checkpoint: Mapping[str, Any],
     seconds: float,
     training_seconds: float | None,
 ) -> dict[str, Any]:
     """What results.json says, ready for JSON.
 
-    record: of the run. config: with the data and the evaluation as they were used here. checkpoint:
-    its name, step and epoch. seconds: the wall time of this evaluation; training_seconds: of the
-    training up to the checkpoint, where it is known.
+    record: of the run. config: with the data (val_split is the one evaluated) and the evaluation as
+    they were used here. checkpoint: its name, step and epoch. seconds: the wall time of this
+    evaluation; training_seconds: of the training up to the checkpoint, where it is known.
     """
     evaluation, detected = outcome.evaluation, outcome.detected
-    names = [result.name for result in evaluation.classes]
     return {
         MARK.strip('"'): _VERSION,
         **evaluation.to_dict(),
-        "thresholds": dict(zip(names, evaluation.thresholds, strict=True)),
+        "thresholds": {result.name: result.threshold for result in evaluation.classes},
         "activation": record.activation,
         "class_names": list(record.classes),
         "checkpoint": dict(checkpoint),
         "data": {
             "path": config.data.path,
-            "split": split,
+            "split": config.data.val_split,
             "num_images": len(dataset),
             "num_objects": sum(result.num_objects for result in evaluation.classes),
             "fingerprint": fingerprint(dataset),
@@ -100,7 +98,7 @@ def print_results(outcome: Outcome, console: Console) -> None:
     """The numbers of the whole, a row for each class, and what is to be said about them."""
     evaluation = outcome.evaluation
     heading, *rows = evaluation.table()
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)  # for 80 columns
     for position, name in enumerate(heading):
         table.add_column(name, justify="left" if position == 0 else "right")
     for row in rows:
@@ -119,10 +117,8 @@ def headline(evaluation: Evaluation) -> str:
     >>> headline(Evaluation("voc", {"AP": 30.25, "AP50": None}, ()))
     'VOC metrics in percent: AP 30.2, AP50 n/a'
     """
-    numbers = ", ".join(
-        f"{name} {NOT_AVAILABLE if value is None else f'{value:.1f}'}"
-        for name, value in evaluation.metrics.items()
-    )
+    metrics = evaluation.metrics.items()
+    numbers = ", ".join(f"{name} {percent_text(value)}" for name, value in metrics)
     return f"{evaluation.protocol.upper()} metrics in percent: {numbers}"
 
 

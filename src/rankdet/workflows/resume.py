@@ -7,7 +7,11 @@ from typing import Any
 
 from rankdet.config import Config, to_dict
 from rankdet.engine.checkpoint import Checkpoint
-from rankdet.engine.optimizer_state import restore_optimizer, restore_random_state
+from rankdet.engine.optimizer_state import (
+    restore_criterion,
+    restore_optimizer,
+    restore_random_state,
+)
 from rankdet.engine.train import Position
 from rankdet.errors import CheckpointError
 from rankdet.workflows.parts import Parts
@@ -32,40 +36,40 @@ _FREE = {
 
 def check_same_settings(stored: Config, wanted: Config) -> None:
     """CheckpointError that lists the settings which differ and decide what is learnt."""
-    before, after = _flat(to_dict(stored)), _flat(to_dict(wanted))
-    differences = [
-        f"{key}: {before.get(key)!r} became {after.get(key)!r}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-        and key not in _FREE
-        and not key.startswith("evaluation.")
+    differences = _differences(to_dict(stored), to_dict(wanted))
+    decisive = [
+        text
+        for key, text in differences.items()
+        if key not in _FREE and not key.startswith("evaluation.")
     ]
-    _refuse(differences, "settings")
+    _refuse(decisive, "settings")
 
 
 def check_same_data(stored: RunRecord, wanted: RunRecord) -> None:
     """CheckpointError that says what differs between the data of then and of now."""
-    differences = []
-    if stored.classes != wanted.classes:
-        differences.append(f"classes: {list(stored.classes)} became {list(wanted.classes)}")
-    before, after = _flat(stored.data), _flat(wanted.data)
-    differences += [
-        f"{key}: {before.get(key)!r} became {after.get(key)!r}"
-        for key in sorted(before.keys() | after.keys())
-        if before.get(key) != after.get(key)
-    ]
-    _refuse(differences, "data")
+    differences = _differences(
+        {"classes": list(stored.classes), **stored.data},
+        {"classes": list(wanted.classes), **wanted.data},
+    )
+    _refuse(list(differences.values()), "data")
 
 
 def restore(parts: Parts, checkpoint: Checkpoint) -> Position:
-    """Put weights, optimiser and random numbers back as they were; gives the position."""
-    parts.detector.load_state_dict(checkpoint.weights)
+    """Put weights, optimiser, loss and random numbers back as they were; gives the position."""
+    try:
+        parts.detector.load_state_dict(checkpoint.weights)
+    except RuntimeError as error:  # the user has forced other classes, or another loss
+        raise CheckpointError(
+            f"{checkpoint.path}: the weights do not fit these classes and settings, and --force "
+            "cannot help. Start a new run from them: give this one as --weights, and another --out."
+        ) from error
     restore_optimizer(
         parts.optimizer,
         checkpoint.training,
         checkpoint.state["optimizer"],
         parts.detector.named_parameters(),
     )
+    restore_criterion(parts.criterion, checkpoint.training)
     restore_random_state(checkpoint.training)
     return Position(**checkpoint.state["position"])
 
@@ -76,6 +80,16 @@ def _refuse(differences: list[str], what: str) -> None:
             f"the run was started with other {what}: {'; '.join(differences)}. Give the former "
             "ones, start a new run with another --out, or go on all the same with --force."
         )
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:
+    """For each key such as "data.size" with another value than before: what it was, and became."""
+    old, new = _flat(before), _flat(after)
+    return {
+        key: f"{key}: {old.get(key)!r} became {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    }
 
 
 def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

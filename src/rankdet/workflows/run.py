@@ -30,6 +30,14 @@ CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 
 _VERSION = 1
+_KINDS = {  # what run.json must have
+    "classes": list,
+    "category_ids": list,
+    "activation": str,
+    "data": dict,
+    "provenance": dict,
+    "notes": list,
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class RunRecord:
 
     activation: "sigmoid" or "softmax", how scores are made from logits. data: for "train" and "val"
     (None without one) the split, its number of images and its fingerprint. provenance: where, when
-    and with which versions the training was started.
+    and with which versions the training was started. notes: what it said about data and weights.
     """
 
     config: Config
@@ -47,6 +55,7 @@ class RunRecord:
     activation: str
     data: Mapping[str, Any]
     provenance: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
 
 
 def write_run(path: Path, record: RunRecord) -> None:
@@ -59,6 +68,7 @@ def write_run(path: Path, record: RunRecord) -> None:
         "activation": record.activation,
         "data": record.data,
         "provenance": record.provenance,
+        "notes": record.notes,
     }
     write_whole(path / RUN_FILE, (json.dumps(content, indent=2) + "\n").encode())
 
@@ -85,23 +95,25 @@ def read_run(path: Path) -> RunRecord:
             f"{path / RUN_FILE}: rankdet_run = {content.get('rankdet_run')!r}: expected "
             f"{_VERSION}. The run was made by another version of rankdet."
         )
-    try:
-        return RunRecord(
-            config=read_config(path / CONFIG_FILE),
-            classes=tuple(content["classes"]),
-            category_ids=tuple(content["category_ids"]),
-            activation=content["activation"],
-            data=content["data"],
-            provenance=content["provenance"],
-        )
-    except KeyError as error:
-        raise CheckpointError(
-            f"{path / RUN_FILE}: {error.args[0]} is missing. The file was changed; train again."
-        ) from error
+    for name, kind in _KINDS.items():
+        if not isinstance(content.get(name), kind):
+            how = "is not as it was written" if name in content else "is missing"
+            raise CheckpointError(
+                f"{path / RUN_FILE}: {name} {how}. The file was changed; train again."
+            )
+    return RunRecord(
+        config=read_config(path / CONFIG_FILE),
+        classes=tuple(content["classes"]),
+        category_ids=tuple(content["category_ids"]),
+        activation=content["activation"],
+        data=content["data"],
+        provenance=content["provenance"],
+        notes=tuple(content["notes"]),
+    )
 
 
 def read_checkpoint(path: Path, which: str = "best") -> Checkpoint:
-    """A checkpoint of the run: "best", "last", or the name or path of one.
+    """The weights of a run: of its "best" or "last" checkpoint, or of one by name or path.
 
     "best" is the last one where no evaluation has chosen a best.
     """
@@ -122,7 +134,7 @@ def read_checkpoint(path: Path, which: str = "best") -> Checkpoint:
             f"{folder}: there is no complete checkpoint yet. Continue the training with "
             f"`rankdet train --resume --out {path}`."
         )
-    return load_checkpoint(found)
+    return load_checkpoint(found, with_training=False)
 
 
 def trained_detector(record: RunRecord, checkpoint: Checkpoint, device: torch.device) -> RetinaNet:

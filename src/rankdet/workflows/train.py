@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +15,20 @@ from rankdet.detectors.criterion import batch_average_precision
 from rankdet.engine.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
 from rankdet.engine.display import TrainingDisplay
 from rankdet.engine.schedule import learning_rate_factor, scaled_learning_rate
+from rankdet.engine.sealed_folder import alone_in
 from rankdet.engine.stopping import StopRequest
 from rankdet.engine.train import Position, Report, training_steps
-from rankdet.errors import CheckpointError, LoaderError, TrainingError
+from rankdet.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LoaderError,
+    RankdetError,
+    TrainingError,
+)
+from rankdet.progress import say
 from rankdet.workflows import run as runs
+from rankdet.workflows.opening import refuse_moved
 from rankdet.workflows.parts import Parts, prepare
 from rankdet.workflows.recording import Recorder
 from rankdet.workflows.resume import check_same_data, check_same_settings, restore
@@ -39,23 +50,35 @@ def train(
     is_resumed: go on with the run in this folder. is_forced: even with other data or settings.
     device: "cpu", "cuda", ...; None: CUDA where there is one.
     """
+    _refuse_several_processes()
     stored = runs.read_run(out) if is_resumed else None
     if stored is None:
         _refuse_occupied(out)
     config = make_config(stored.config if stored else None)
     if stored and not is_forced:
         check_same_settings(stored.config, config)
-    with StopRequest() as stop:
-        checkpoint = _newest(out) if is_resumed else None
-        parts = prepare(config, device, has_checkpoint=checkpoint is not None)
-        with closing(parts.loader):
-            if stored and not is_forced:
-                check_same_data(stored, parts.record)
-            position = restore(parts, checkpoint) if checkpoint else Position()
-            runs.write_run(out, parts.record)
-            seconds = checkpoint.state["seconds"] if checkpoint else 0.0
-            _go(out, parts, position, stop, seconds)
+    if stored and config.data.path == stored.config.data.path:
+        refuse_moved(config.data.path, f"rankdet train DATA --resume --out {shlex.quote(str(out))}")
+    checkpoint = _newest(out) if is_resumed else None
+    # A signal before the first step ends the process at once: there is nothing to save.
+    parts = prepare(config, device, has_checkpoint=checkpoint is not None)
+    with closing(parts.loader), alone_in(out), StopRequest() as stop:
+        if stored is None:
+            _refuse_occupied(out)  # another training may have begun while the data were read
+        if stored and not is_forced:
+            check_same_data(stored, parts.record)
+        position = restore(parts, checkpoint) if checkpoint else Position()
+        runs.write_run(out, _record(parts, stored))
+        seconds = checkpoint.state["seconds"] if checkpoint else 0.0
+        _go(out, parts, position, stop, seconds)
     return stop.exit_code
+
+
+def _record(parts: Parts, stored: runs.RunRecord | None) -> runs.RunRecord:
+    """What is kept of a run: it began when it was started, with the weights that it had then."""
+    if stored is None:
+        return parts.record
+    return replace(parts.record, provenance=stored.provenance, notes=stored.notes)
 
 
 def _go(out: Path, parts: Parts, position: Position, stop: StopRequest, seconds: float) -> None:
@@ -88,9 +111,10 @@ def _go(out: Path, parts: Parts, position: Position, stop: StopRequest, seconds:
             while position.step < num_steps and not stop:
                 try:
                     position, report = _next(steps, out)
-                except LoaderError:
-                    if stop:  # the signal has reached the processes that load, too
+                except (LoaderError, ConfigError, DataError):
+                    if stop:  # the signal has reached the processes that load or compile, too
                         break
+                    _rescue(recorder, display, out, position, num_steps)
                     raise
                 recorder.step(position, report)
                 is_end = position.batch == 0 or position.step == num_steps
@@ -103,14 +127,32 @@ def _go(out: Path, parts: Parts, position: Position, stop: StopRequest, seconds:
         _say_how_it_ended(display, out, position, num_steps, is_stopped=bool(stop))
 
 
+def _rescue(
+    recorder: Recorder, display: TrainingDisplay, out: Path, position: Position, num_steps: int
+) -> None:
+    """Save the steps that are done before an error ends the session: none of them is to blame."""
+    if position.step > recorder.saved_step:
+        with suppress(RankdetError):  # the first error is the one to be told
+            recorder.save(position)
+            _say_how_it_ended(display, out, position, num_steps, is_stopped=True)
+
+
 def _next(steps: Iterator[tuple[Position, Report]], out: Path) -> tuple[Position, Report]:
-    """The next step; where numbers are not finite, the error says what is left."""
+    """The next step. Where it fails, the error says what is left, or what to leave out."""
     try:
         return next(steps)
     except TrainingError as error:
         found = newest_checkpoint(out / runs.CHECKPOINTS)
         left = f"The last good checkpoint is {found}." if found else "There is no checkpoint yet."
         raise TrainingError(f"{error} {left}") from error
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._inductor", "torch._dynamo")):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"training.compile = true: the network cannot be compiled here: {reason}. "
+            "Leave out --compile."
+        ) from error
 
 
 def _num_steps(settings: TrainingConfig, steps_per_epoch: int) -> int:
@@ -162,6 +204,11 @@ def _introduce(display: TrainingDisplay, parts: Parts, position: Position, num_s
     )
     for note in parts.notes:
         display.note(note)
+    if config.training.warmup_steps >= num_steps:
+        display.note(
+            f"The learning rate rises over {config.training.warmup_steps} steps, longer than the "
+            "training: set training.warmup_steps lower."
+        )
     if position.step:
         display.note(f"Going on after step {position.step} of {num_steps}.")
 
@@ -178,6 +225,16 @@ def _say_how_it_ended(
         display.note(f"Finished: {position.step} steps. The run is in {out}.")
 
 
+def _refuse_several_processes() -> None:
+    """Under torchrun each process would train alone, all into one folder."""
+    num_processes = os.environ.get("WORLD_SIZE", "1")
+    if num_processes != "1":
+        raise ConfigError(
+            f"WORLD_SIZE = {num_processes}: training over several processes is not built yet. "
+            "Start `rankdet train` without torchrun."
+        )
+
+
 def _refuse_occupied(out: Path) -> None:
     """A new run needs a folder of its own: nothing in it is overwritten."""
     if runs.is_run(out):
@@ -190,9 +247,8 @@ def _refuse_occupied(out: Path) -> None:
 
 def _newest(out: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; what is passed over is said."""
-    found = newest_checkpoint(out / runs.CHECKPOINTS, warn=_warn)
-    return load_checkpoint(found) if found else None
-
-
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    found = newest_checkpoint(out / runs.CHECKPOINTS, warn=say)
+    if found is None:
+        say(f"{out}: there is no checkpoint to go on from: the training starts at its beginning.")
+        return None
+    return load_checkpoint(found)

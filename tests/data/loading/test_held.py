@@ -171,6 +171,17 @@ def test_progress_is_told_of_every_image_and_the_loader_can_be_used_after_close(
     assert len(list(loader.epoch(0))) == 2
 
 
+def test_images_are_held_on_the_device_and_no_process_is_got_ready_to_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unwanted(*arguments: object) -> None:
+        raise AssertionError("a worker was got ready")
+
+    monkeypatch.setattr("rankdet.data.loading.loader.worker_context", unwanted)
+    loader = held_of(device="meta")  # a device without numbers, which every machine has
+    assert loader.store.pixels.device == torch.device("meta")
+
+
 @pytest.mark.gpu
 def test_batches_on_a_gpu_are_the_same() -> None:
     wanted, got = held_of(seed=2), held_of(seed=2, device="cuda")

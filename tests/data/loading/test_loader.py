@@ -642,3 +642,28 @@ def test_a_seed_that_no_sample_can_have_is_refused_at_once() -> None:
 def test_a_fixed_size_is_a_pair(size: Any) -> None:
     with pytest.raises(ValueError, match=r"expected size to be \(height, width\)"):
         make_loader(FakeDataset(), FakeTransform(), batch_size=2, size=size)
+
+
+@linux_only
+def test_ctrl_c_does_not_end_the_fork_server_at_its_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = multiprocessing.forkserver.ForkServer()
+    monkeypatch.setattr(multiprocessing.forkserver, "ensure_running", server.ensure_running)
+    workers.worker_context("forkserver")
+    pid = server._forkserver_pid
+    os.kill(pid, signal.SIGINT)  # a terminal sends it to all processes
+    os.close(server._forkserver_alive_fd)  # which tells the server to end by itself
+    assert os.waitpid(pid, 0)[1] == 0
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_fork_server_that_has_ended_is_an_error_of_the_loader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(self: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", fail)
+    with pytest.raises(LoaderError, match=r"workers cannot be started \(.*Broken pipe\)"):
+        next(loader_of(8, num_workers=1).epoch(0))

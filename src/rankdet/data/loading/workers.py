@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -102,6 +103,11 @@ class WorkerPool:
         self.keys[:] = keys
         try:
             self.iterator = iter(self.data_loader)
+        except (ConnectionError, EOFError) as error:
+            raise LoaderError(
+                f"the workers cannot be started ({error}): the process that starts them has ended, "
+                "by a signal or for want of memory. Try again, or set num_workers=0."
+            ) from error
         except (RuntimeError, OSError):
             raise
         except Exception as error:  # pickle raises whatever it meets
@@ -180,8 +186,21 @@ def worker_context(start_method: str) -> BaseContext:
     context = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         context.set_forkserver_preload(_PRELOADED)
-        multiprocessing.forkserver.ensure_running()
+        # A terminal sends Ctrl-C to all processes, and the server would end at its imports, which
+        # take seconds. It inherits what is blocked here, and so do the workers, who do not listen.
+        multiprocessing.resource_tracker.ensure_running()  # unblocks signals, where it is not
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            multiprocessing.forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return context
+
+
+def make_ready(num_workers: int | None) -> None:
+    """Begin now with what the first batch would wait for; num_workers as of `make_loader`."""
+    if num_workers != 0:
+        worker_context(default_start_method())
 
 
 def death_message(number: int, pid: int | None, exitcode: int, sample: str) -> str:
