@@ -271,8 +271,10 @@ def test_every_setting_of_the_data_reaches_the_reader(monkeypatch: pytest.Monkey
     assert calls[0][1]["on_image"] is image
 
 
-def test_the_embedded_data_have_their_own_classes() -> None:
-    dataset = build.open_split(DataConfig(path="synthetic"), "val:3", classes=("cat",))
+@pytest.mark.parametrize("format", [None, "voc"])  # a recipe may name one
+def test_the_embedded_data_have_their_own_classes_and_no_format(format: str | None) -> None:
+    config = DataConfig(path="synthetic", format=format)
+    dataset = build.open_split(config, "val:3", classes=("cat",))
     assert len(dataset) == 3
     assert dataset.classes == IMAGES.classes
 

@@ -178,12 +178,15 @@ def open_split(
     on_start: Callable[[int], None] | None = None,
     on_image: Callable[[], None] | None = None,
 ) -> DetectionDataset:
-    """A split of the data, with the classes given (those of a trained detector) or its own."""
+    """A split of the data, with the classes given (those of a trained detector) or its own.
+
+    The embedded data have their own classes and no format, whatever a recipe says.
+    """
     is_synthetic = config.path == "synthetic"
     return open_dataset(
         config.path,
         split,
-        format=config.format,
+        format=None if is_synthetic else config.format,
         classes=None if is_synthetic else classes or config.classes,
         allow_outside=config.allow_outside,
         max_pixels=config.max_pixels,

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from typer.testing import CliRunner
 
+from rankdet import cli
 from rankdet.cli.options import check_device, class_list, data_path, given
 
 
@@ -62,3 +64,12 @@ def test_data_are_named_by_their_whole_path_and_links_stay(
     assert data_path("link/../link") == str(tmp_path / "link")
     assert data_path("synthetic") == "synthetic"
     assert data_path("./synthetic") == str(tmp_path / "synthetic")
+
+
+def test_the_largest_seed_is_that_of_the_random_numbers(tmp_path: Path) -> None:
+    def synth(seed: int) -> int:
+        options = ["--format", "yolo", "--train", "1", "--val", "0", "--size", "64"]
+        arguments = ["synth", str(tmp_path / str(seed)), *options, "--seed", str(seed)]
+        return CliRunner().invoke(cli.app, arguments).exit_code
+
+    assert [synth(seed) for seed in (-1, 2**32 - 1, 2**32)] == [2, 0, 2]

@@ -114,6 +114,7 @@ def test_an_option_changes_its_setting_and_nothing_else(
 
 def test_the_seed_is_a_setting(workflow: Workflow) -> None:
     assert workflow.config("synthetic", "--seed", "5").seed == 5
+    assert workflow.config("synthetic", "--seed", "4294967295").seed == 2**32 - 1
 
 
 def test_a_class_list_is_read(workflow: Workflow, tmp_path: Path) -> None:
@@ -266,6 +267,10 @@ def test_a_wrong_setting_is_told_before_anything_is_done(
     [
         (["--epochs", "0"], "Invalid value for '--epochs'"),
         (["--batch-size", "0"], "Invalid value for '--batch-size'"),
+        (["--workers", "-1"], "Invalid value for '--workers'"),
+        (["--workers", "257"], "Invalid value for '--workers'"),
+        (["--seed", "-1"], "Invalid value for '--seed'"),
+        (["--seed", "4294967296"], "Invalid value for '--seed'"),
         (["--precision", "float16"], "'float32', 'bfloat16'"),
         (["--format", "xml"], "'voc', 'coco', 'yolo'"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),

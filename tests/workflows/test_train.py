@@ -527,6 +527,6 @@ def test_a_warm_up_that_is_longer_than_the_training_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path / "short", tiny(max_steps=1, warmup_steps=1))
-    assert "rises over 1 steps, longer than the training" in capsys.readouterr().err
+    assert "rises over 1 step, and the training is not longer" in capsys.readouterr().err
     run(tmp_path / "longer", tiny(max_steps=2, warmup_steps=1))
     assert "rises over" not in capsys.readouterr().err

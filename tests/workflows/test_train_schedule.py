@@ -159,7 +159,7 @@ def test_a_session_says_where_it_stopped_and_the_next_where_it_goes_on(
         stop_after(patch, 3)
         assert run(out, with_training(tiny_config, batch_size=1)) == 143
     said = capsys.readouterr().err
-    assert "8 images to train on, 3 to evaluate on; 8 steps of 1 images on cpu." in said
+    assert "8 images to train on, 3 to evaluate on; 8 steps of 1 image on cpu." in said
     assert "The weights are random." in said
     assert "Going on" not in said
     assert f"Stopped after step 3 of 8. Go on with: rankdet train --resume --out '{out}'" in said
@@ -341,12 +341,12 @@ def test_the_ap_of_a_batch_is_that_of_the_activation(
 
 
 def test_settings_of_a_step_reach_the_loop(tmp_path: Path, tiny_config: Config) -> None:
-    norms = []
+    losses = []
     for limit in (None, 1e-9):
         out = tmp_path / str(limit)
         run(out, with_training(tiny_config, clip_norm=limit, max_steps=2, learning_rate=0.1))
-        norms.append(read_metrics(out / "metrics.jsonl")[1]["class_loss"])
-    assert norms[0] != norms[1]
+        losses.append(read_metrics(out / "metrics.jsonl")[1]["class_loss"])
+    assert losses[0] != losses[1]
 
 
 def test_a_forced_run_may_have_other_settings_and_keeps_them(

@@ -148,8 +148,8 @@ def train(
     Settings come from the recipe, then the --config file, then the options, then --set: the later
     one counts. The run's config.yaml has all of them.
 
-    Ctrl-C or SIGTERM saves and stops, with the status 130 or 143; --resume goes on from there. Else
-    the status is 0, 1 for an error, 2 for a wrong option.
+    Ctrl-C, SIGTERM or a closed terminal saves and stops, with the status 130, 143 or 129; --resume
+    goes on from there. Else the status is 0, 1 for an error, 2 for a wrong option.
 
     Examples:
 

@@ -25,6 +25,7 @@ from rankdet.errors import (
     LoaderError,
     RankdetError,
     TrainingError,
+    counted,
 )
 from rankdet.progress import say
 from rankdet.workflows import run as runs
@@ -194,20 +195,21 @@ def _learning_rate(
 def _introduce(display: TrainingDisplay, parts: Parts, position: Position, num_steps: int) -> None:
     """What is about to happen, before the minutes or days that it takes."""
     config, data = parts.config, parts.record.data
-    validation = (
-        f"{data['val']['num_images']} to evaluate on" if data["val"] else "none to evaluate"
-    )
+    num_classes = len(parts.record.classes)
+    num_validation = data["val"]["num_images"] if data["val"] else 0
     display.note(
         f"{config.detector.name} with {config.detector.backbone}, {config.loss.name} loss, "
-        f"{len(parts.record.classes)} classes; {data['train']['num_images']} images to train on, "
-        f"{validation}; {num_steps} steps of {config.training.batch_size} images on {parts.device}."
+        f"{num_classes} class{'' if num_classes == 1 else 'es'}; "
+        f"{counted(data['train']['num_images'], 'image')} to train on, "
+        f"{num_validation or 'none'} to evaluate on; {counted(num_steps, 'step')} of "
+        f"{counted(config.training.batch_size, 'image')} on {parts.device}."
     )
     for note in parts.notes:
         display.note(note)
     if config.training.warmup_steps >= num_steps:
         display.note(
-            f"The learning rate rises over {config.training.warmup_steps} steps, longer than the "
-            "training: set training.warmup_steps lower."
+            f"The learning rate rises over {counted(config.training.warmup_steps, 'step')}, and "
+            "the training is not longer: set training.warmup_steps lower."
         )
     if position.step:
         display.note(f"Going on after step {position.step} of {num_steps}.")
@@ -222,7 +224,7 @@ def _say_how_it_ended(
             f"Go on with: rankdet train --resume --out {shlex.quote(str(out))}"
         )
     else:
-        display.note(f"Finished: {position.step} steps. The run is in {out}.")
+        display.note(f"Finished: {counted(position.step, 'step')}. The run is in {out}.")
 
 
 def _refuse_several_processes() -> None:
