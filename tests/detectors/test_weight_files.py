@@ -130,7 +130,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == "is a folder; expected a file of weights."
+    assert refusal(tmp_path) == "is a folder, and not that of a run; expected a file of weights."
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
