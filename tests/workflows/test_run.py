@@ -88,6 +88,13 @@ def test_a_part_of_another_kind_is_told(tiny_run: Path, name: str, value: object
         read_run(tiny_run)
 
 
+def test_another_activation_is_told(tiny_run: Path) -> None:
+    content = json.loads((tiny_run / "run.json").read_text())
+    (tiny_run / "run.json").write_text(json.dumps(content | {"activation": "tanh"}))
+    with pytest.raises(CheckpointError, match="activation = 'tanh': expected sigmoid or softmax"):
+        read_run(tiny_run)
+
+
 def test_a_checkpoint_is_found_by_its_rank_name_or_path(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -254,12 +254,29 @@ def test_rows_of_a_lost_session_are_made_again(finished: Path, tmp_path: Path) -
     assert [row for row in rows(out) if row["kind"] == "step"] == wanted
 
 
-def test_a_finished_run_is_left_as_it_is(finished: Path) -> None:
+def test_a_finished_run_is_left_as_it_is(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in (finished / "checkpoints").rglob("*")}
     assert go_on(finished) == 0
+    assert "All 8 steps are done already." in capsys.readouterr().err
     assert {
         path: path.stat().st_mtime_ns for path in (finished / "checkpoints").rglob("*")
     } == before
+
+
+def test_a_run_cannot_be_made_shorter_than_it_is(finished: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has done 8 steps, and .* now say 4"):
+        go_on(finished, lambda c: replace(c, training=replace(c.training, epochs=1)))
+    assert read_run(finished).config.training.epochs == 2
+
+
+def test_training_and_evaluating_on_the_same_images_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny(max_steps=1)
+    run(tmp_path / "run", replace(config, data=replace(config.data, val_split="train:8")))
+    assert "train:8: the images to evaluate on are those to train on" in capsys.readouterr().err
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:

@@ -128,6 +128,11 @@ def _open_data(
             hint="Look at the annotations with `rankdet check`.",
         )
     notes = notes_on_left_out(settings.train_split, train)
+    if settings.val_split == settings.train_split:
+        notes.append(
+            f"{settings.val_split}: the images to evaluate on are those to train on, so that the "
+            "numbers say nothing about other images."
+        )
     if settings.val_split is None:
         return train, None, [*notes, "There is no split to evaluate on (--val-split): no AP."]
     validation = _open_annotated(settings, settings.val_split, train.classes)

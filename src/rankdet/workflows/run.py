@@ -101,6 +101,11 @@ def read_run(path: Path) -> RunRecord:
             raise CheckpointError(
                 f"{path / RUN_FILE}: {name} {how}. The file was changed; train again."
             )
+    if content["activation"] not in ("sigmoid", "softmax"):
+        raise CheckpointError(
+            f"{path / RUN_FILE}: activation = {content['activation']!r}: expected sigmoid or "
+            "softmax. The file was changed; train again."
+        )
     return RunRecord(
         config=read_config(path / CONFIG_FILE),
         classes=tuple(content["classes"]),

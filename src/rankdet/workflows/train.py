@@ -69,6 +69,7 @@ def train(
         if stored and not is_forced:
             check_same_data(stored, parts.record)
         position = restore(parts, checkpoint) if checkpoint else Position()
+        _refuse_shorter(parts, position)
         runs.write_run(out, _record(parts, stored))
         seconds = checkpoint.state["seconds"] if checkpoint else 0.0
         _go(out, parts, position, stop, seconds)
@@ -211,7 +212,9 @@ def _introduce(display: TrainingDisplay, parts: Parts, position: Position, num_s
             f"The learning rate rises over {counted(config.training.warmup_steps, 'step')}, and "
             "the training is not longer: set training.warmup_steps lower."
         )
-    if position.step:
+    if position.step == num_steps:
+        display.note(f"All {counted(num_steps, 'step')} are done already.")
+    elif position.step:
         display.note(f"Going on after step {position.step} of {num_steps}.")
 
 
@@ -234,6 +237,16 @@ def _refuse_several_processes() -> None:
         raise ConfigError(
             f"WORLD_SIZE = {num_processes}: training over several processes is not built yet. "
             "Start `rankdet train` without torchrun."
+        )
+
+
+def _refuse_shorter(parts: Parts, position: Position) -> None:
+    """Settings with which the run would have ended before must not become those of the run."""
+    num_steps = _num_steps(parts.config.training, parts.steps_per_epoch)
+    if position.step > num_steps:
+        raise CheckpointError(
+            f"the run has done {counted(position.step, 'step')}, and training.epochs and "
+            f"training.max_steps now say {num_steps}. Leave them out, or give more."
         )
 
 
