@@ -167,6 +167,6 @@ def test_an_unknown_recipe_is_told_with_the_closest_name() -> None:
     with pytest.raises(ConfigError) as error:
         recipe("vok")
     known = ", ".join(RECIPES)
-    assert str(error.value) == f"--recipe vok: expected one of {known}. Did you mean 'voc'?"
+    assert str(error.value) == f"recipe vok: expected one of {known}. Did you mean 'voc'?"
     with pytest.raises(ConfigError, match=r"torchvision-coco\.$"):
         recipe("zzzz")

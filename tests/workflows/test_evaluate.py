@@ -419,7 +419,8 @@ def with_evaluation(config: Config, **changes: Any) -> Config:
 
 def test_settings_of_the_evaluation_can_be_changed(run: Path, oracle: list[Oracle]) -> None:
     evaluate(run, changes=lambda config: with_evaluation(config, max_detections=1))
-    content = results(run / "results.json")
+    (file,) = run.glob("results-*-other-settings.json")
+    content = results(file)
     assert sum(row["num_detections"] for row in content["classes"]) <= 6
     assert content["config"]["evaluation"]["max_detections"] == 1
 
@@ -464,8 +465,8 @@ def test_a_file_that_is_not_ours_can_be_replaced_by_force(run: Path, oracle: lis
 
 def test_results_of_before_are_replaced(run: Path, oracle: list[Oracle]) -> None:
     evaluate(run)
-    evaluate(run, changes=lambda config: with_evaluation(config, max_detections=1))
-    assert results(run / "results.json")["config"]["evaluation"]["max_detections"] == 1
+    evaluate(run, changes=lambda config: with_evaluation(config, protocol="coco"))
+    assert results(run / "results.json")["protocol"] == "coco"
 
 
 def test_results_can_go_elsewhere_and_the_output_says_what_prediction_reads(
@@ -497,6 +498,24 @@ def test_another_split_leaves_the_results_of_the_run_alone(
     assert content["data"]["num_images"] == 3
     assert content["config"]["data"]["val_split"] == "train:3"
     assert "which stays as it is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", [{"scales": (64, 96)}, {"flip": True}, {"score_threshold": 0.3}])
+def test_other_scales_or_thresholds_leave_the_results_as_they_are(
+    run: Path, change: dict[str, Any]
+) -> None:
+    evaluate(run, device="cpu")
+    before = (run / "results.json").read_bytes()
+    evaluate(run, device="cpu", changes=lambda config: with_evaluation(config, **change))
+    assert (run / "results.json").read_bytes() == before
+    (other,) = run.glob("results-*-other-settings.json")
+    assert results(other)["config"]["evaluation"].keys() >= change.keys()
+    evaluate(
+        run,
+        device="cpu",
+        changes=lambda config: with_evaluation(config, batch_size=1),
+    )
+    assert (run / "results.json").read_bytes() != before  # other times, the same scores
 
 
 def test_other_data_are_read_with_the_classes_of_the_run(

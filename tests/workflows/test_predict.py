@@ -177,7 +177,8 @@ def test_nothing_found_is_a_result_too(
     assert len(read_json(tmp_path / "out")["images"]) == 1
     assert read_rows(tmp_path / "out") == []
     assert (tmp_path / "out" / "pictures" / "b.jpg").exists()
-    assert capsys.readouterr().out.startswith("1 image, 0 detections.\n")
+    said = capsys.readouterr().out
+    assert said.startswith("1 image, 0 detections.\nNo score reaches 1: leave out --threshold")
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 2, 7])
@@ -401,7 +402,7 @@ def test_the_summary_names_the_commonest_classes(
 ) -> None:
     trained = load(tiny_run, device="cpu")
     many = module.Results(found=[found("a", 1), found("b", 1), found("c", 0)])
-    module._report(many, trained, {Path("out/pictures/a.jpg"): "", Path("out/x.json"): ""})
+    module._report(many, trained, {Path("out/pictures/a.jpg"): "", Path("out/x.json"): ""}, None)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "3 images, 3 detections: dog 2, cat 1.",

@@ -120,9 +120,9 @@ def test_a_row_has_the_numbers_of_its_step(
     # Every step is shown; the AP stays until the next one is measured.
     shown = {"class_loss": 0.5, "box_loss": 0.25, "learning_rate": 0.125}
     assert display.steps == [
-        (1, 0, {**shown, "batch_ap": 50.0}, 3),
-        (2, 0, {**shown, "batch_ap": 50.0}, 4),
-        (3, 0, {**shown, "batch_ap": 75.0}, 6),
+        (1, 0, {**shown, "batch_AP_in_%": 50.0}, 3),
+        (2, 0, {**shown, "batch_AP_in_%": 50.0}, 4),
+        (3, 0, {**shown, "batch_AP_in_%": 75.0}, 6),
     ]
 
 

@@ -60,8 +60,8 @@ Settings = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Any setting, as training.clip_norm=10. May be given again. `rankdet recipes default` "
-        "prints all.",
+        help="Any setting, as evaluation.nms_iou=0.6. May be given again. `rankdet recipes "
+        "default` prints all.",
     ),
 ]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Images at a time.")]

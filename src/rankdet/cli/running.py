@@ -93,8 +93,8 @@ def evaluate(
         typer.Option(
             dir_okay=False,
             show_default=False,
-            help="The JSON file. Default: RUN/results.json; for another split or other data a name "
-            "with theirs in it.",
+            help="The JSON file. Default: RUN/results.json; for another split, other data or other "
+            "scales and thresholds a name that says so.",
         ),
     ] = None,
     submission: Annotated[

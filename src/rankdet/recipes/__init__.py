@@ -38,9 +38,7 @@ def recipe(name: str) -> Config:
     if name not in RECIPES:
         hint = closest(name, RECIPES)
         known = ", ".join(RECIPES)
-        raise ConfigError(
-            f"--recipe {name}: expected one of {known}." + (f" {hint}" if hint else "")
-        )
+        raise ConfigError(f"recipe {name}: expected one of {known}." + (f" {hint}" if hint else ""))
     return RECIPES[name]()
 
 

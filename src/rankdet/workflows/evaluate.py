@@ -161,8 +161,9 @@ def evaluate(
     evaluation servers take; a split without annotations has no other result.
 
     out: by default RUN/results.json for the validation split, whose thresholds `rankdet predict`
-    uses; RUN/results-SPLIT.json for another split of the same data, and RUN/results-DATA-SPLIT.json
-    for other data: these leave results.json as it is. is_forced: replace files that are not ours.
+    uses; RUN/results-SPLIT-other-settings.json if scales or thresholds were changed,
+    RUN/results-SPLIT.json for another split of the same data, and RUN/results-DATA-SPLIT.json for
+    other data: these leave results.json as it is. is_forced: replace files that are not ours.
     """
     start = time.monotonic()
     record = read_run(run)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankdet.config import Config
+from rankdet.config import Config, EvaluationConfig
 from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
 from rankdet.data.reading.choice import SYNTHETIC_SPLITS, training_pairs
@@ -131,13 +131,21 @@ def _as_setting(names: tuple[str, ...]) -> str:
 def results_file(choice: Choice, record: RunRecord, dataset: DetectionDataset) -> str:
     """The name of the file in the run directory: results.json for its validation split alone.
 
-    That split is known by its content too: the data may lie elsewhere now.
+    That split is known by its content too: the data may lie elsewhere now. And the images must be
+    looked at as prediction will look at them: other settings give other thresholds.
     """
     if choice.is_validation or _validation_fingerprint(record) == fingerprint(dataset):
-        return RESULTS_FILE
+        if _scoring(choice.config) == _scoring(record.config):
+            return RESULTS_FILE
+        return results_name(choice.split, "other-settings")
     if choice.is_own_data:
         return results_name(choice.split)
     return results_name(Path(choice.config.data.path).resolve().stem, choice.split)
+
+
+def _scoring(config: Config) -> EvaluationConfig:
+    """What decides about scores: not when, in which batches and by which protocol."""
+    return replace(config.evaluation, every=0, batch_size=1, protocol=None)
 
 
 def notes_on_data(choice: Choice, record: RunRecord, dataset: DetectionDataset) -> list[str]:

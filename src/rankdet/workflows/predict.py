@@ -82,7 +82,7 @@ def predict(
         write_whole(out / JSON_FILE, (json.dumps(content, indent=1) + "\n").encode())
     if format != "json":
         write_whole(out / CSV_FILE, csv_content(results.found, trained.classes))
-    _report(results, trained, outputs)
+    _report(results, trained, outputs, threshold)
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,9 @@ def _rows(detections: Detections) -> Iterator[tuple[list[float], float, int]]:
         yield [round(edge, 3) for edge in box], float(f"{score:.9g}"), label
 
 
-def _report(results: Results, trained: TrainedDetector, outputs: dict[Path, str]) -> None:
+def _report(
+    results: Results, trained: TrainedDetector, outputs: dict[Path, str], threshold: float | None
+) -> None:
     """Print what was found and where it is; RankdetError if images could not be read."""
     counts = Counter(label for item in results.found for label in item.detections.labels.tolist())
     classes = [f"{printable(trained.classes[label])} {n}" for label, n in counts.most_common()]
@@ -342,6 +344,8 @@ def _report(results: Results, trained: TrainedDetector, outputs: dict[Path, str]
         f"{counted(len(results.found), 'image')}, {counted(counts.total(), 'detection')}"
         + (f": {listed(classes, _MOST_CLASSES)}." if classes else ".")
     )
+    if not counts and threshold is not None:
+        print(f"No score reaches {threshold:g}: leave out --threshold for that of each class.")
     places = sorted({path.parent if path.suffix == ".jpg" else path for path in outputs})
     print(f"Written: {', '.join(map(str, places))}")
     for error in results.failures:

@@ -77,7 +77,8 @@ class Recorder:
         row = {**losses, "batch_ap": self._batch_ap, "learning_rate": report.learning_rate}
         # The last step of an epoch is a step of that one, though the next stands ready.
         epoch = position.epoch - (position.batch == 0)
-        self.display.step(position.step, epoch, row, report.num_images)
+        shown = {**losses, "batch_AP_in_%": self._batch_ap, "learning_rate": report.learning_rate}
+        self.display.step(position.step, epoch, shown, report.num_images)
         self._num_images += report.num_images
         if report.is_measured:
             now = time.monotonic()

@@ -210,7 +210,7 @@ def _introduce(display: TrainingDisplay, parts: Parts, position: Position, num_s
     if config.training.warmup_steps >= num_steps:
         display.note(
             f"The learning rate rises over {counted(config.training.warmup_steps, 'step')}, and "
-            "the training is not longer: set training.warmup_steps lower."
+            f"the training is not longer: try --set training.warmup_steps={num_steps // 10}."
         )
     if position.step == num_steps:
         display.note(f"All {counted(num_steps, 'step')} are done already.")
