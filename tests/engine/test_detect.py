@@ -448,3 +448,46 @@ def test_rates_count_from_the_first_batch_and_separate_the_waiting(
     assert found.network_seconds == 3 * 2.0
     assert found.images_per_second == 5 / 12
     assert found.network_images_per_second == 5 / 6
+
+
+# The outputs
+
+
+def test_outputs_of_the_first_view_are_handed_on_with_their_batch() -> None:
+    told: list[tuple[list[Predictions], FakeBatch]] = []
+    detector = Seer()
+    found = run(
+        *(View(FakeLoader()), View(FakeLoader(2, 2)), View(FakeLoader(is_flipped=True), True)),
+        detector=detector,
+        on_outputs=lambda stages, batch: told.append((stages, batch)),
+    )
+    check(found)
+    assert [batch.indices.tolist() for _, batch in told] == [[0, 1], [2, 3], [4]]
+    for (stage,), batch in told:
+        assert torch.equal(batch.images, FakeLoader().batch(batch.indices.tolist()).images)
+        assert len(stage.logits) == len(batch.names)
+        assert stage.logits[0, 0, 0] == batch.images.shape[-1] / 1000
+    assert detector.num_calls == 9  # no view is looked at twice
+
+
+def test_outputs_that_are_not_finite_are_not_handed_on() -> None:
+    detector = Seer()
+    detector.spoil = {0: float("nan")}
+    with pytest.raises(TrainingError):
+        run(View(FakeLoader()), detector=detector, on_outputs=lambda *_: pytest.fail("told"))
+
+
+def test_the_time_of_who_gets_the_outputs_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("rankdet.engine.detect.time.perf_counter", lambda: clock[0])
+
+    class SlowSeer(Seer):
+        def forward(self, images: Tensor) -> list[Predictions]:
+            clock[0] += 2.0
+            return super().forward(images)
+
+    def look(stages: list[Predictions], batch: FakeBatch) -> None:
+        clock[0] += 10.0
+
+    found = run(View(FakeLoader()), detector=SlowSeer(), on_outputs=look)
+    assert found.seconds == found.network_seconds == 3 * 2.0

@@ -210,3 +210,14 @@ def test_columns_of_different_lengths_are_refused(objects: Objects, found: Found
     short = Target(target.boxes, target.labels, target.is_ignored, torch.ones(0), 0, (9, 9))
     with pytest.raises(ValueError, match="targets of image 0: expected boxes"):
         match([one], [short], 1)
+
+
+def test_matches_say_where_a_detection_stands_and_which_object_it_has(
+    objects: Objects, found: Found
+) -> None:
+    detections = [found((1, 0.2, BOX), (0, 0.3, BOX)), found((0, 0.9, (0, 0, 10, 5)))]
+    targets = [objects((1, (0, 0, 10, 8))), objects((1, BOX), (0, (50, 50, 60, 60)), (0, BOX))]
+    matches = match(detections, targets, 2)
+    assert matches.rows.tolist() == [2, 1, 0]  # by class, then best first
+    assert matches.owner.tolist() == [3, -1, 0]
+    assert matches.overlap.tolist() == [0.5, 0.0, 0.8]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdet.metrics.thresholds import best_threshold
+from rankdet.metrics.thresholds import best_threshold, usual_thresholds
 
 
 def test_the_best_f1_worked_out_by_hand() -> None:
@@ -68,3 +68,19 @@ def test_no_other_threshold_is_better(rows: list[tuple[int, bool]], num_missed: 
     assert best.f1 == pytest.approx(
         2 * best.precision * best.recall / (best.precision + best.recall)
     )
+
+
+# The thresholds of all classes
+
+
+def test_a_class_without_a_threshold_has_the_median_of_the_others() -> None:
+    assert usual_thresholds([0.9, None, 0.1, 0.2, None], 0.01) == (0.9, 0.2, 0.1, 0.2, 0.2)
+
+
+def test_classes_that_all_lack_one_have_the_lowest_score_that_is_detected() -> None:
+    assert usual_thresholds([None, None], 0.05) == (0.05, 0.05)
+    assert usual_thresholds([], 0.05) == ()
+
+
+def test_a_threshold_of_zero_is_one() -> None:
+    assert usual_thresholds([0.0, 0.5, None], 0.05) == (0.0, 0.5, 0.25)

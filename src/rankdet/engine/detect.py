@@ -12,16 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from rankdet.errors import TrainingError, listed
-from rankdet.structures import Detections, Predictions
+from rankdet.structures import Detections, Predictions, Target
 
 _MOST_NAMES = 8  # files that a message names
 
 
-class _Batch(Protocol):
+class AnyBatch(Protocol):
     """B images with padding; see `rankdet.data.Batch`."""
 
     @property
     def images(self) -> Tensor: ...
+
+    @property
+    def targets(self) -> list[Target]: ...
 
     @property
     def sizes(self) -> Tensor: ...
@@ -34,7 +37,7 @@ class _Batch(Protocol):
 
 
 class _Loader(Protocol):
-    def epoch(self, epoch: int) -> Iterator[_Batch]: ...
+    def epoch(self, epoch: int) -> Iterator[AnyBatch]: ...
 
 
 class _Postprocess(Protocol):
@@ -63,8 +66,9 @@ class Detected:
     """The detections of every image, in the order of the data set, on the CPU, and their time.
 
     seconds: from the moment that the first batch is loaded (worker processes start before) to the
-    last detection; waiting for images included. network_seconds: the part of it without waiting,
-    which is copying to the device, network and postprocessing.
+    last detection; waiting for images included, but not `on_outputs` of `detect`.
+    network_seconds: the part of it without waiting, which is copying to the device, network and
+    postprocessing.
     """
 
     detections: list[Detections]
@@ -91,20 +95,22 @@ def detect(
     device: torch.device | str,
     channels_last: bool = False,
     on_batch: Callable[[int], None] | None = None,
+    on_outputs: Callable[[list[Predictions], AnyBatch], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Detected | None:
     """The detections of all images of the views; None if `should_stop` said so between batches.
 
     With several views (sizes, and each mirrored: the "+" rows of the paper), the candidates of all
     of them are put together before the class-wise suppression. original_size(index): the (height,
-    width) of an image of the data set. on_batch is told how many images were done. The detector
-    comes back in the mode that it had.
+    width) of an image of the data set. on_batch is told how many images were done; on_outputs gets
+    what the detector said about each batch of the first view. The detector comes back in the mode
+    that it had.
     """
     if not views:
         raise ValueError("expected at least one view, got none")
     found: dict[int, Detections] = {}
     start = None
-    network_seconds = 0.0
+    network_seconds = aside = 0.0
     run = _Network(detector, torch.device(device), channels_last)
     # Not inference_mode: anchors that a detector keeps for later could then not be trained with.
     with _evaluation_mode(detector), torch.no_grad():
@@ -115,14 +121,21 @@ def detect(
             start = now if start is None else start
             indices = _common_indices(batches)
             sizes = [original_size(index) for index in indices]
-            results = _results(run, postprocess, views, batches, sizes)
+            stages = run(batches[0])
+            results = _results(run, postprocess, views, batches, sizes, stages)
             for index, detections in zip(indices, results, strict=True):
                 assert index not in found, f"image {index} came twice"
                 found[index] = detections.to("cpu")  # waits for the device
-            network_seconds += time.perf_counter() - now
+            done = time.perf_counter()
+            network_seconds += done - now
+            if on_outputs is not None:
+                on_outputs(stages, batches[0])
+                run.wait()
+                aside += time.perf_counter() - done
+            del stages  # or it would lie in memory beside those of the next batch
             if on_batch is not None:
                 on_batch(len(indices))
-    seconds = 0.0 if start is None else time.perf_counter() - start
+    seconds = 0.0 if start is None else time.perf_counter() - start - aside
     assert set(found) == set(range(len(found))), "an image is missing"
     return Detected([found[index] for index in range(len(found))], seconds, network_seconds)
 
@@ -162,7 +175,7 @@ class _Network:
     device: torch.device
     channels_last: bool
 
-    def __call__(self, batch: _Batch) -> list[Predictions]:
+    def __call__(self, batch: AnyBatch) -> list[Predictions]:
         layout = torch.channels_last if self.channels_last else torch.preserve_format
         images = batch.images.to(self.device, non_blocking=True, memory_format=layout)
         # Without autocast: in bfloat16 many scores would be equal, and AP is about their order.
@@ -170,29 +183,41 @@ class _Network:
         _check_finite(stages, batch.names)
         return stages
 
+    def wait(self) -> None:
+        """Until the device has done its work."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
 
 def _results(
     run: _Network,
     postprocess: _Postprocess,
     views: Sequence[View],
-    batches: Sequence[_Batch],
+    batches: Sequence[AnyBatch],
     sizes: list[tuple[int, int]],
+    first: list[Predictions],
 ) -> list[Detections]:
-    """The detections of each image of a batch, which comes once for each view."""
+    """The detections of each image of a batch, which comes once for each view.
+
+    first: what the detector said in the first view.
+    """
     if len(views) == 1:
-        found = postprocess(run(batches[0]), batches[0].sizes)
+        found = postprocess(first, batches[0].sizes)
         return _all_to_original(found, batches[0], sizes, views[0].is_flipped)
     of_views = [
         _all_to_original(
-            postprocess.candidates(run(batch), batch.sizes), batch, sizes, view.is_flipped
+            postprocess.candidates(run(batch) if number else first, batch.sizes),
+            batch,
+            sizes,
+            view.is_flipped,
         )
-        for view, batch in zip(views, batches, strict=True)
+        for number, (view, batch) in enumerate(zip(views, batches, strict=True))
     ]
     return [postprocess.suppress(_together(of_image)) for of_image in zip(*of_views, strict=True)]
 
 
 def _all_to_original(
-    found: list[Detections], batch: _Batch, sizes: list[tuple[int, int]], is_flipped: bool
+    found: list[Detections], batch: AnyBatch, sizes: list[tuple[int, int]], is_flipped: bool
 ) -> list[Detections]:
     return [
         to_original(detections, (height, width), size, is_flipped)
@@ -211,7 +236,7 @@ def _together(of_image: Sequence[Detections]) -> Detections:
     )
 
 
-def _common_indices(batches: Sequence[_Batch]) -> list[int]:
+def _common_indices(batches: Sequence[AnyBatch]) -> list[int]:
     """The images of a batch, which must be the same in all views."""
     indices: list[list[int]] = [batch.indices.tolist() for batch in batches]
     if any(others != indices[0] for others in indices):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,10 @@ class Matches:
     offsets (K + 1,): class k has the rows offsets[k] to offsets[k + 1]. scores (D,). is_true and
     is_counted (T, D) bool, for each IoU threshold: a detection on an ignored object is neither a
     true nor a false positive and is not counted. num_objects (K,): without the ignored ones.
+
+    rows (D,): where each stands in the list of all images' detections, one image after the other.
+    owner (D,): the row of its object in the list of all images' objects, -1 if its image has none
+    of its class; overlap (D,): their IoU.
     """
 
     offsets: Array
@@ -30,6 +34,9 @@ class Matches:
     is_true: Array
     is_counted: Array
     num_objects: Array
+    rows: Array
+    owner: Array
+    overlap: Array
 
     def of_class(self, label: int, threshold: int = 0) -> tuple[Array, Array]:
         """(scores, is_true) of the detections that count, at the IoU threshold of that number."""
@@ -59,15 +66,15 @@ def match(
     count pixels from 1 and include both ends, this is the IoU of the development kit.
     """
     check(detections, targets, num_classes)
-    images, boxes, labels = _joined(detections)
-    object_images, object_boxes, object_labels = _joined(targets)
-    scores = _numbers([found.scores for found in detections], 0)
-    is_ignored = _numbers([target.is_ignored for target in targets], 0).astype(bool)
+    images, boxes, labels = joined(detections)
+    object_images, object_boxes, object_labels = joined(targets)
+    scores = numbers([found.scores for found in detections], 0)
+    is_ignored = numbers([target.is_ignored for target in targets], 0).astype(bool)
 
     best_first = np.lexsort((-scores, labels))  # stable: equal scores stay as they stand
     groups = (images * num_classes + labels)[best_first]
     object_groups = object_images * num_classes + object_labels
-    owner, overlap = _best_objects(groups, boxes[best_first], object_groups, object_boxes)
+    owner, overlap = best_objects(groups, boxes[best_first], object_groups, object_boxes)
 
     is_true = np.zeros((len(thresholds), len(labels)), dtype=bool)
     is_counted = np.ones_like(is_true)
@@ -85,6 +92,9 @@ def match(
         is_true=is_true,
         is_counted=is_counted,
         num_objects=np.bincount(object_labels[~is_ignored], minlength=num_classes),
+        rows=best_first,
+        owner=owner,
+        overlap=overlap,
     )
 
 
@@ -96,21 +106,21 @@ def check(detections: Sequence[Detections], targets: Sequence[Target], num_class
         )
     check_detections(detections, num_classes)
     images = _check_boxes("targets", targets, num_classes)
-    areas = _numbers([target.areas for target in targets], 0)
+    areas = numbers([target.areas for target in targets], 0)
     _refuse("targets", images, areas, ~np.isfinite(areas), "finite areas")
 
 
 def check_detections(detections: Sequence[Detections], num_classes: int) -> None:
     """ValueError unless numbers are finite, corners ordered and labels known."""
     images = _check_boxes("detections", detections, num_classes)
-    scores = _numbers([found.scores for found in detections], 0)
+    scores = numbers([found.scores for found in detections], 0)
     _refuse("detections", images, scores, ~np.isfinite(scores), "finite scores")
 
 
 def _check_boxes(kind: str, parts: Sequence[Detections | Target], num_classes: int) -> Array:
     """The image of each row, after its box and label were found to be good."""
     _check_lengths(kind, parts)
-    images, boxes, labels = _joined(parts)
+    images, boxes, labels = joined(parts)
     _refuse(kind, images, boxes, ~np.isfinite(boxes), "finite boxes")
     _refuse(kind, images, boxes, boxes[:, 2:] < boxes[:, :2], "x1 <= x2 and y1 <= y2")
     is_unknown = (labels < 0) | (labels >= num_classes)
@@ -139,14 +149,14 @@ def _refuse(kind: str, images: Array, values: Array, is_bad: Array, rule: str) -
         )
 
 
-def _joined(parts: Sequence[Detections | Target]) -> tuple[Array, Array, Array]:
+def joined(parts: Sequence[Detections | Target]) -> tuple[Array, Array, Array]:
     """(images (N,), boxes (N, 4), labels (N,)) of all images, one after the other."""
     images = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    boxes = _numbers([part.boxes for part in parts], 4)
-    return images, boxes, _numbers([part.labels for part in parts], 0).astype(np.int64)
+    boxes = numbers([part.boxes for part in parts], 4)
+    return images, boxes, numbers([part.labels for part in parts], 0).astype(np.int64)
 
 
-def _numbers(tensors: list[Tensor], num_columns: int) -> Array:
+def numbers(tensors: list[Tensor], num_columns: int) -> Array:
     """All rows as float64, which has every float32 and every label exactly."""
     if not tensors:
         return np.zeros((0, num_columns) if num_columns else 0)
@@ -154,18 +164,36 @@ def _numbers(tensors: list[Tensor], num_columns: int) -> Array:
     return joined
 
 
-def _best_objects(
+def best_objects(
     groups: Array, boxes: Array, object_groups: Array, object_boxes: Array
 ) -> tuple[Array, Array]:
     """(owner, overlap) (D,): the object of the same group with the highest IoU, and that IoU.
 
-    groups (D,) and object_groups (G,) number the pairs of image and class. owner is -1 where the
-    group has no object. Of equals the one that stands first.
+    Arguments as of `pairs`. owner is -1 where the group has no object. Of equals the one that
+    stands first.
+    """
+    owner, overlap = np.full(len(groups), -1), np.zeros(len(groups))
+    for detection, candidate, iou in pairs(groups, boxes, object_groups, object_boxes):
+        first_pair = np.flatnonzero(np.diff(detection, prepend=-1))
+        part = detection[first_pair]
+        overlap[part] = np.maximum.reduceat(iou, first_pair)
+        chosen = np.flatnonzero(iou == overlap[detection])[::-1]
+        owner[detection[chosen]] = candidate[chosen]  # backwards: the first of equals comes last
+    return owner, overlap
+
+
+def pairs(
+    groups: Array, boxes: Array, object_groups: Array, object_boxes: Array
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Parts (detection, candidate, iou) (P,) of all pairs of a detection and an object of a group.
+
+    groups (D,) and object_groups (G,) number the groups, such as the pairs of image and class;
+    boxes (D, 4) and object_boxes (G, 4). detection and candidate are rows of these, ascending; all
+    pairs of a detection stand in the same part.
     """
     by_group = np.argsort(object_groups, kind="stable")
     starts = np.searchsorted(object_groups[by_group], groups, side="left")
     num_objects = np.searchsorted(object_groups[by_group], groups, side="right") - starts
-    owner, overlap = np.full(len(groups), -1), np.zeros(len(groups))
     rows = np.flatnonzero(num_objects)
     # In parts of bounded size: an image can have thousands of objects and detections.
     ends = np.cumsum(num_objects[rows])
@@ -173,16 +201,10 @@ def _best_objects(
         if not len(part):
             continue
         counts = num_objects[part]
-        first_pair = np.cumsum(counts) - counts
         detection = np.repeat(part, counts)
-        within = np.arange(len(detection)) - np.repeat(first_pair, counts)
+        within = np.arange(len(detection)) - np.repeat(np.cumsum(counts) - counts, counts)
         candidate = by_group[starts[detection] + within]
-        iou = paired_iou(boxes[detection], object_boxes[candidate])
-        overlap[part] = np.maximum.reduceat(iou, first_pair)
-        is_best = iou == np.repeat(overlap[part], counts)
-        chosen = np.flatnonzero(is_best)[::-1]  # backwards: the first of equals is written last
-        owner[detection[chosen]] = candidate[chosen]
-    return owner, overlap
+        yield detection, candidate, paired_iou(boxes[detection], object_boxes[candidate])
 
 
 def paired_iou(boxes: Array, others: Array) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,3 +42,18 @@ def best_threshold(scores: Array, is_true: Array, num_objects: int) -> Threshold
         float(100 * num_true[best] / num_objects),
         float(100 * f1[best]),
     )
+
+
+def usual_thresholds(own: Sequence[float | None], otherwise: float) -> tuple[float, ...]:
+    """The lowest score that counts for each class, as prediction has it.
+
+    own: the best threshold of each class, None for a class without one (no object of it in the
+    data, or none found): it has the median of the others, because losses of ours rank all classes
+    together, so that their scores can be compared. Where no class has one: `otherwise` for all.
+
+    >>> usual_thresholds([0.3, None, 0.1], 0.01), usual_thresholds([None, None], 0.01)
+    ((0.3, 0.2, 0.1), (0.01, 0.01))
+    """
+    known = [value for value in own if value is not None]
+    usual = statistics.median(known) if known else otherwise
+    return tuple(usual if value is None else value for value in own)
