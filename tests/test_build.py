@@ -310,14 +310,29 @@ def test_every_setting_of_the_loading_reaches_the_loader(
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-@pytest.mark.parametrize("augmentation", ["ssd", "jitter"])
+@pytest.mark.parametrize("augmentation", ["ssd", "jitter", "flip"])
 def test_batches_have_the_size_of_the_augmentation(augmentation: str, is_held: bool) -> None:
     config = loading({"batch_size": 2}, augmentation=augmentation, hold=is_held)
     loader = build.training_loader(config, SyntheticDataset("train", 2, size=64), device="cpu")
     assert isinstance(loader, HeldLoader if is_held else Loader)
     batch = next(iter(loader.epoch(0)))
     shorter = batch.images.shape[2]
-    assert shorter == 32 if augmentation == "ssd" else 480 <= shorter <= 832
+    assert 480 <= shorter <= 832 if augmentation == "jitter" else shorter == 32
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_the_flip_alone_mirrors_about_half_of_the_images(is_held: bool) -> None:
+    dataset = SyntheticDataset("train", 40, size=64)
+    config = loading({"batch_size": 40}, augmentation="flip", hold=is_held)
+    batch = next(iter(build.training_loader(config, dataset, device="cpu").epoch(0)))
+    key: Any = None
+    num_flipped = 0
+    for image, index in zip(batch.images, batch.indices.tolist(), strict=True):
+        expected, _ = ResizeFixed(32)(dataset.image(index), dataset.target(index), key)
+        is_flipped = torch.allclose(image, expected.flip(2), atol=1e-3)
+        assert is_flipped or torch.allclose(image, expected, atol=1e-3)
+        num_flipped += is_flipped
+    assert 10 <= num_flipped <= 30
 
 
 def test_without_augmentation_an_image_is_resized_and_nothing_else() -> None:
@@ -330,7 +345,7 @@ def test_without_augmentation_an_image_is_resized_and_nothing_else() -> None:
     assert torch.equal(batch.targets[0].boxes, target.boxes)
 
 
-@pytest.mark.parametrize("augmentation", ["ssd", "jitter"])
+@pytest.mark.parametrize("augmentation", ["ssd", "jitter", "flip"])
 def test_images_held_on_the_device_come_in_the_same_batches(augmentation: str) -> None:
     # Of different shapes: some augmentations group them.
     shapes: Any = Shapes()
@@ -394,7 +409,7 @@ def test_every_setting_of_the_loading_reaches_the_held_images(
 
 
 def test_images_can_only_be_held_for_an_augmentation_on_the_device() -> None:
-    with pytest.raises(ConfigError, match=r"^data.hold: .* ssd or jitter, got 'none'"):
+    with pytest.raises(ConfigError, match=r"^data.hold: .* one of ssd, jitter, flip; got 'none'"):
         build.training_loader(loading(augmentation="none", hold=True), IMAGES, device="cpu")
 
 

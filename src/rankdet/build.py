@@ -17,8 +17,13 @@ from rankdet.config import (
     LossConfig,
     TrainingConfig,
 )
-from rankdet.data.augmentation.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
+from rankdet.data.augmentation.batched import (
+    BatchedFlipResize,
+    BatchedFlipScaleJitter,
+    BatchedSSDAugmentation,
+)
 from rankdet.data.augmentation.transforms import (
+    FlipResize,
     FlipScaleJitter,
     ResizeFixed,
     ResizeShorter,
@@ -216,11 +221,12 @@ def training_loader(
         batched: dict[str, BatchedTransform] = {
             "ssd": BatchedSSDAugmentation(settings.size),
             "jitter": BatchedFlipScaleJitter(),
+            "flip": BatchedFlipResize(settings.size),
         }
         if settings.augmentation not in batched:
             raise ConfigError(
-                "data.hold: images held on the device need data.augmentation "
-                f"{' or '.join(batched)}, got {settings.augmentation!r}."
+                "data.hold: images held on the device need data.augmentation to be one of "
+                f"{', '.join(batched)}; got {settings.augmentation!r}."
             )
         return make_held_loader(
             dataset,
@@ -250,6 +256,8 @@ def _training_transform(config: DataConfig) -> Transform:
         return SSDAugmentation(config.size)
     if config.augmentation == "jitter":
         return FlipScaleJitter()
+    if config.augmentation == "flip":
+        return FlipResize(config.size)
     return ResizeFixed(config.size)
 
 

@@ -82,6 +82,7 @@ FIXED = {"fixed_size": 160}
         (["--protocol", "coco"], {}, {"protocol": "coco"}),
         (["--flip"], FIXED, {"fixed_size": 160, "flip": True}),
         (["--batch-size", "3"], {}, {"batch_size": 3}),
+        (["--no-pictures"], FIXED, {"fixed_size": 160, "pictures": False}),
         (["--scales", "600,400, 500"], FIXED, {"scales": [400, 500, 600]}),
         (["--longest", "2000"], FIXED, {"longest": 2000}),
         (["--shorter", "500"], FIXED, {"shorter": 500, "longest": 833}),

@@ -157,7 +157,7 @@ def test_the_highest_value_is_accepted_and_what_is_above_refused(
     ("section", "name", "choices"),
     [
         (DataConfig, "format", FORMAT_NAMES),
-        (DataConfig, "augmentation", ("ssd", "jitter", "none")),
+        (DataConfig, "augmentation", ("ssd", "jitter", "flip", "none")),
         (DetectorConfig, "name", DETECTOR_NAMES),
         (DetectorConfig, "backbone", BACKBONE_NAMES),
         (DetectorConfig, "stride_on", ("3x3", "1x1")),

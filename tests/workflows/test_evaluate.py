@@ -25,11 +25,13 @@ from rankdet.data.write import synthesise
 from rankdet.engine.checkpoint import save_checkpoint, set_best
 from rankdet.engine.detect import Detected
 from rankdet.errors import CheckpointError, ConfigError, DataError, RankdetError
+from rankdet.metrics.anchor_scores import AnchorScores
 from rankdet.metrics.evaluation import ClassResult, Evaluation
 from rankdet.structures import Detections, Predictions
 from rankdet.workflows import evaluate as workflow
 from rankdet.workflows.evaluate import detect_dataset, evaluate, evaluate_dataset, protocol_of
-from rankdet.workflows.results import Outcome, print_results, submission_files, write_results
+from rankdet.workflows.load import load
+from rankdet.workflows.results import Outcome, print_results, submission_files
 from rankdet.workflows.run import RunRecord, write_run
 
 CPU = torch.device("cpu")
@@ -305,6 +307,131 @@ def test_an_evaluation_writes_all_that_results_need(run: Path, oracle: list[Orac
     assert content["checkpoint"] == {"name": "step-00000007", "step": 7, "epoch": 2}
     assert content["config"]["evaluation"]["shorter"] == 80
     assert content["config"]["data"]["val_split"] == "val:6"
+
+
+def counted_objects(dataset: DetectionDataset) -> list[int]:
+    """How many objects of each class are not ignored."""
+    counts = [0] * len(dataset.classes)
+    for index in range(len(dataset)):
+        target = dataset.target(index)
+        for label in target.labels[~target.is_ignored].tolist():
+            counts[label] += 1
+    return counts
+
+
+def test_perfect_detections_have_no_errors(run: Path, oracle: list[Oracle]) -> None:
+    evaluate(run)
+    content = results(run / "results.json")
+    objects = counted_objects(SyntheticDataset("val", 6))
+    errors = content["errors"]
+    assert [row["correct"] for row in errors["classes"]] == objects
+    assert errors["num_objects"] == errors["num_detections"] == errors["correct"] == sum(objects)
+    expected = torch.diag(torch.tensor([*objects, 0])).tolist()
+    assert content["confusion"] == {"iou": 0.5, "counts": expected}
+    assert {kind for row in content["pictures"] for kind in row["kinds"]} == {"sample", "best"}
+    for picture in content["pictures"]:
+        shown = [(row["class"], row["state"]) for row in picture["objects"]]
+        kinds = {"found": "correct", "ignored": "uncounted"}
+        said = [(row["class"], row["kind"]) for row in picture["detections"]]
+        assert sorted(said) == sorted((name, kinds[state]) for name, state in shown)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+def test_the_scores_of_all_anchors_are_counted_once(activation: str) -> None:
+    dataset = SyntheticDataset("val", 6)
+    config = replace(CONFIG, evaluation=replace(CONFIG.evaluation, batch_size=4))
+    content = outcome_of(dataset, config, activation).anchors.to_dict()
+    targets = [dataset.target(index) for index in range(6)]
+    num_images = sum(not bool(target.is_ignored.all()) for target in targets)
+    assert content["num_images"] == num_images
+    assert content["num_anchors"] == 20 * num_images
+    sure = 88 if activation == "sigmoid" else 95  # of 2, and of 12 beside 9
+    assert {score for _, score, _ in content["cells"]} == {0, sure}
+    # All of the oracle's anchors are the same box: each has the IoU with its best object.
+    anchor = torch.tensor([10.0, 10.0, 50.0, 50.0])
+    expected = set()
+    for target in targets:
+        boxes = target.boxes[~target.is_ignored] / 2
+        if len(boxes):
+            sides = torch.minimum(anchor[2:], boxes[:, 2:]) - torch.maximum(
+                anchor[:2], boxes[:, :2]
+            )
+            shared = sides.clamp(min=0).prod(dim=1)
+            union = 1600 + (boxes[:, 2:] - boxes[:, :2]).prod(dim=1) - shared
+            expected.add(int(100 * (shared / union).max()))
+    assert {overlap for overlap, _, _ in content["cells"]} == expected
+
+
+def test_the_scores_are_those_of_the_last_stage() -> None:
+    class TwoStages(Oracle):
+        def forward(self, images: Tensor) -> list[Predictions]:
+            (last,) = super().forward(images)
+            return [replace(last, name="first", logits=torch.zeros_like(last.logits)), last]
+
+    dataset = SyntheticDataset("val", 3)
+    outcome = evaluate_dataset(
+        TwoStages(dataset), dataset, CONFIG, activation="sigmoid", device=CPU
+    )
+    assert outcome is not None
+    assert outcome.anchors.to_dict() == outcome_of(dataset, CONFIG).anchors.to_dict()
+
+
+def test_only_the_first_of_several_views_is_counted() -> None:
+    class Recording(Oracle):
+        def forward(self, images: Tensor) -> list[Predictions]:
+            self.position = 0  # every view begins anew
+            return super().forward(images)
+
+    dataset = SyntheticDataset("val", 3)
+    outcomes = []
+    for scales, flip in (((64,), False), ((64, 96), True)):
+        config = with_evaluation(CONFIG, scales=scales, flip=flip)
+        outcome = evaluate_dataset(
+            Recording(dataset), dataset, config, activation="sigmoid", device=CPU
+        )
+        assert outcome is not None
+        outcomes.append(outcome.anchors.to_dict())
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0]["num_anchors"] > 0
+
+
+def test_the_thresholds_of_errors_are_those_that_prediction_would_use(run: Path) -> None:
+    evaluate(run, device="cpu")
+    content = results(run / "results.json")
+    trained = load(run, device="cpu")
+    lowest = dict(zip(CLASSES, trained.class_thresholds(), strict=True))
+    assert len(content["pictures"]) > 0
+    for picture in content["pictures"]:
+        image = SyntheticDataset("val", 6).image(picture["index"])
+        (shown,) = trained.predict(image)
+        assert len(shown) == len(picture["detections"])
+        for row in picture["detections"]:
+            assert row["score"] >= lowest[row["class"]] * 0.9999
+
+
+def test_results_without_pictures_are_still_those_of_the_run(
+    run: Path, oracle: list[Oracle]
+) -> None:
+    evaluate(run, changes=lambda config: with_evaluation(config, pictures=False))
+    assert {file.name for file in run.glob("results*.json")} == {"results.json"}
+    content = results(run / "results.json")
+    assert content["pictures"] == []
+    assert content["errors"]["correct"] > 0
+    assert content["anchors"]["num_anchors"] > 0
+
+
+def test_data_without_objects_that_count_have_results_too(
+    run: Path, oracle: list[Oracle], coco: Path, tmp_path: Path
+) -> None:
+    def ignore(content: dict[str, Any]) -> None:
+        for annotation in content["annotations"]:
+            annotation["iscrowd"] = 1
+
+    evaluate(run, data=str(changed_coco(coco, tmp_path / "crowds", ignore)))
+    content = results(run / "results-crowds-val.json")
+    assert content["errors"]["num_objects"] == content["errors"]["num_detections"] == 0
+    assert content["anchors"] == {"num_images": 0, "num_anchors": 0, "bins": 100, "cells": []}
+    assert content["pictures"] == []
 
 
 def test_results_say_on_what_and_how_they_came_about(run: Path, oracle: list[Oracle]) -> None:
@@ -763,7 +890,8 @@ def outcome_with(*results: ClassResult) -> Outcome:
         "voc", {"AP": None}, results, notes=("2 of 2 [b]classes[/b] are odd.",), curves=()
     )
     nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0))
-    return Outcome(evaluation, Detected([nothing, nothing], 2.0, 0.5))
+    detected = Detected([nothing, nothing], 2.0, 0.5)
+    return Outcome(evaluation, detected, AnchorScores("sigmoid"))
 
 
 def test_odd_names_and_notes_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -776,13 +904,3 @@ def test_odd_names_and_notes_are_printed_as_they_are(capsys: pytest.CaptureFixtu
     assert "note: 2 of 2 [b]classes[/b] are odd." in printed
     assert "AP n/a" in printed
     assert "2 images at 1.0 per second with loading, 4.0 per second without" in printed
-
-
-def test_every_curve_has_one_line_in_the_file(tmp_path: Path) -> None:
-    curves = [{"score": [0.5, 0.25], "recall": [50.0, 100.0]}, None]
-    content = {"rankdet_results": 1, "curves": curves, "metrics": {"AP": 1.0}}
-    write_results(tmp_path / "results.json", content)
-    lines = (tmp_path / "results.json").read_text().splitlines()
-    assert json.loads("\n".join(lines)) == content
-    assert lines[0:2] == ["{", '  "rankdet_results": 1,']
-    assert '    {"score": [0.5, 0.25], "recall": [50.0, 100.0]},' in lines

@@ -13,13 +13,16 @@ import pytest
 import torch
 
 from rankdet.config import Config, LossConfig
+from rankdet.data.synthetic.scenes import CLASSES
 from rankdet.engine.checkpoint import checkpoints, load_checkpoint
 from rankdet.engine.detect import Detected
 from rankdet.engine.optimizer_state import criterion_state, random_state
 from rankdet.engine.records import read_metrics
 from rankdet.engine.stopping import StopRequest
 from rankdet.engine.train import Position, Report
-from rankdet.metrics.evaluation import Evaluation
+from rankdet.metrics.anchor_scores import AnchorScores
+from rankdet.metrics.evaluation import ClassResult, Evaluation
+from rankdet.structures import Detections
 from rankdet.workflows import recording
 from rankdet.workflows.parts import prepare
 from rankdet.workflows.recording import Recorder
@@ -68,6 +71,14 @@ def report(batch_ap: float | None = None, num_images: int = 2, **seconds: float)
     return Report({"class": 0.5, "box": 0.25}, 3.0, 0.125, num_images, batch_ap, seconds)
 
 
+def outcome_with(values: dict[str, float | None]) -> Outcome:
+    """These numbers, and nothing found in three images."""
+    rows = tuple(ClassResult(name, 0, 0) for name in CLASSES)
+    nothing = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    detected = Detected([nothing] * 3, 1.0, 1.0)
+    return Outcome(Evaluation("voc", values, rows), detected, AnchorScores("sigmoid"))
+
+
 def set_metrics(monkeypatch: pytest.MonkeyPatch, *metrics: dict[str, float | None] | None) -> None:
     """Each evaluation comes to the next of these; None: it is stopped."""
     remaining = iter(metrics)
@@ -76,7 +87,7 @@ def set_metrics(monkeypatch: pytest.MonkeyPatch, *metrics: dict[str, float | Non
         values = next(remaining)
         if values is None:
             return None
-        return Outcome(Evaluation("voc", values, ()), Detected([], 1.0, 1.0))
+        return outcome_with(values)
 
     monkeypatch.setattr(recording, "evaluate_dataset", evaluate)
 
@@ -268,7 +279,7 @@ def test_results_have_the_times_of_training_and_evaluation(
 
     def evaluate(*arguments: Any, **keywords: Any) -> Outcome:
         clock.time += 5
-        return Outcome(Evaluation("voc", {"AP": 1.0}, ()), Detected([], 1.0, 1.0))
+        return outcome_with({"AP": 1.0})
 
     monkeypatch.setattr(recording, "evaluate_dataset", evaluate)
     recorder, _ = recorder_of(tmp_path, tiny_config, seconds=50.0)

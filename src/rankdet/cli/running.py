@@ -101,6 +101,9 @@ def evaluate(
         Path | None,
         typer.Option(file_okay=False, help="Also write the evaluation server's files here."),
     ] = None,
+    no_pictures: Annotated[
+        bool, typer.Option("--no-pictures", help="Keep no images in the JSON file.")
+    ] = False,
     force: Force = False,
     settings: Settings = None,
 ) -> None:
@@ -126,6 +129,7 @@ def evaluate(
                 "shorter": shorter,
                 "longest": longest,
                 "scales": sides,
+                "pictures": False if no_pictures else None,
             },
         }
     )

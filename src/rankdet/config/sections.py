@@ -34,9 +34,10 @@ class DataConfig:
     """Which images, and what is done to them before the detector sees them.
 
     path: a folder or file, or "synthetic". A split of None is chosen by its name (`choose_splits`).
-    augmentation: "ssd" (the paper's chain, to size x size), "jitter" (flip and scale) or "none"
-    (resized to size x size). drop_ignored: difficult and crowd objects become background, as in
-    the paper; else anchors on them are ignored. hold: keep all images in the device's memory.
+    augmentation: "ssd" (the paper's chain, to size x size), "jitter" (flip and scale), "flip" (and
+    resized to size x size, for short trainings) or "none" (resized to size x size). drop_ignored:
+    difficult and crowd objects become background, as in the paper; else anchors on them are
+    ignored. hold: keep all images in the device's memory.
     """
 
     path: str = setting("", is_empty_allowed=True)
@@ -46,7 +47,7 @@ class DataConfig:
     classes: tuple[str, ...] | None = setting(None)
     allow_outside: bool = setting(False)
     max_pixels: int = setting(50_000_000, least=1)
-    augmentation: str = setting("ssd", choices=("ssd", "jitter", "none"))
+    augmentation: str = setting("ssd", choices=("ssd", "jitter", "flip", "none"))
     size: int = setting(512, least=SMALLEST_SIDE, most=LARGEST_SIDE)
     drop_ignored: bool = setting(False)
     workers: int | None = setting(None, least=0, most=256)
@@ -167,7 +168,8 @@ class EvaluationConfig:
     "coco"; None: by the data's format. Images are resized to a shorter side of `shorter` with the
     longer at most `longest`, or to fixed_size x fixed_size. scales: shorter sides for multi-scale
     testing in place of `shorter`; flip: each also mirrored. last_level_threshold: in place of
-    score_threshold for the coarsest level, as in the paper's code; None: the same.
+    score_threshold for the coarsest level, as in the paper's code; None: the same. pictures: keep
+    small copies of some images, with their boxes, in results.json for the report.
     """
 
     every: int = setting(10, least=0)
@@ -185,6 +187,7 @@ class EvaluationConfig:
     candidates: int = setting(1000, least=1)
     nms_iou: float = setting(0.5, above=0, most=1)
     max_detections: int = setting(100, least=1)
+    pictures: bool = setting(True)
 
     def __post_init__(self) -> None:
         check_section(self, "evaluation.")

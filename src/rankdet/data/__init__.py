@@ -15,10 +15,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names as in _HOME, for type checkers and editors
-    from rankdet.data.augmentation.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
+    from rankdet.data.augmentation.batched import (
+        BatchedFlipResize,
+        BatchedFlipScaleJitter,
+        BatchedSSDAugmentation,
+    )
     from rankdet.data.augmentation.parameters import JitterSettings, SSDSettings
     from rankdet.data.augmentation.store import ImageStore
     from rankdet.data.augmentation.transforms import (
+        FlipResize,
         FlipScaleJitter,
         ResizeFixed,
         ResizeShorter,
@@ -37,11 +42,13 @@ if TYPE_CHECKING:  # the same names as in _HOME, for type checkers and editors
 
 # Where a public name lives.
 _HOME = {
+    "BatchedFlipResize": "rankdet.data.augmentation.batched",
     "BatchedFlipScaleJitter": "rankdet.data.augmentation.batched",
     "BatchedSSDAugmentation": "rankdet.data.augmentation.batched",
     "ImageStore": "rankdet.data.augmentation.store",
     "JitterSettings": "rankdet.data.augmentation.parameters",
     "SSDSettings": "rankdet.data.augmentation.parameters",
+    "FlipResize": "rankdet.data.augmentation.transforms",
     "FlipScaleJitter": "rankdet.data.augmentation.transforms",
     "ResizeFixed": "rankdet.data.augmentation.transforms",
     "ResizeShorter": "rankdet.data.augmentation.transforms",
@@ -67,11 +74,13 @@ _HOME = {
 
 __all__ = [
     "Batch",
+    "BatchedFlipResize",
     "BatchedFlipScaleJitter",
     "BatchedSSDAugmentation",
     "DataError",
     "DetectionDataset",
     "FileDataset",
+    "FlipResize",
     "FlipScaleJitter",
     "HeldLoader",
     "ImageStore",

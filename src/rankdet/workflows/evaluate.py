@@ -20,14 +20,15 @@ from rankdet.data.loading.workers import make_ready
 from rankdet.data.processors import usual_num_workers
 from rankdet.data.reading.formats import recognise
 from rankdet.engine.checkpoint import Checkpoint, best_checkpoint
-from rankdet.engine.detect import Detected, detect
+from rankdet.engine.detect import AnyBatch, Detected, detect
 from rankdet.errors import DataError, counted, printable
+from rankdet.metrics.anchor_scores import AnchorScores
 from rankdet.metrics.coco import evaluate_coco
 from rankdet.metrics.evaluation import Evaluation
 from rankdet.metrics.voc import evaluate_voc
 from rankdet.output import refuse_foreign
 from rankdet.progress import progress
-from rankdet.structures import Detections
+from rankdet.structures import Detections, Predictions
 from rankdet.workflows.evaluation_data import (
     Choice,
     choose_data,
@@ -70,6 +71,7 @@ def evaluate_dataset(
     how, data.path and data.format which protocol is meant if it is not named. on_batch is told how
     many images were done.
     """
+    anchors = AnchorScores(activation)
     detected = detect_dataset(
         detector,
         dataset,
@@ -78,10 +80,11 @@ def evaluate_dataset(
         device=device,
         on_batch=on_batch,
         should_stop=should_stop,
+        anchors=anchors,
     )
     if detected is None:
         return None
-    return Outcome(judge(detected.detections, dataset, config), detected)
+    return Outcome(judge(detected.detections, dataset, config), detected, anchors)
 
 
 def detect_dataset(
@@ -93,8 +96,12 @@ def detect_dataset(
     device: torch.device,
     on_batch: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    anchors: AnchorScores | None = None,
 ) -> Detected | None:
-    """What the detector finds in each image; arguments as of `evaluate_dataset`."""
+    """What the detector finds in each image; arguments as of `evaluate_dataset`.
+
+    anchors: where the scores of all anchors are counted, if the images are annotated.
+    """
     views = build.evaluation_views(
         config.evaluation, dataset, device=device, workers=_num_workers(config)
     )
@@ -110,10 +117,16 @@ def detect_dataset(
             device=device,
             channels_last=build.is_channels_last(config.training, device),
             on_batch=on_batch,
+            on_outputs=None if anchors is None else _counting(anchors),
             should_stop=should_stop,
         )
     assert detected is None or len(detected.detections) == len(dataset)
     return detected
+
+
+def _counting(anchors: AnchorScores) -> Callable[[list[Predictions], AnyBatch], None]:
+    """What adds the last stage's scores, by which detections are made."""
+    return lambda stages, batch: anchors.add(stages[-1], batch.targets, batch.sizes)
 
 
 def _num_workers(config: Config) -> int | None:
@@ -181,13 +194,16 @@ def evaluate(
     loaded = read_checkpoint(run, checkpoint)
     detector = trained_detector(record, loaded, chosen_device)
     notes = notes_on_data(choice, record, dataset) + _notes_on_checkpoint(run, checkpoint, loaded)
-    detected = _detect_with_bar(detector, dataset, choice.config, record.activation, chosen_device)
+    anchors = AnchorScores(record.activation) if dataset.is_annotated else None
+    detected = _detect_with_bar(
+        detector, dataset, choice.config, record.activation, chosen_device, anchors
+    )
     # A pipe has no width; at rich's usual 80 columns the table would be folded.
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     if submission is not None:
         notes.append(_submit(submission, detected, dataset, choice))
-    if dataset.is_annotated:
-        outcome = Outcome(judge(detected.detections, dataset, choice.config), detected)
+    if anchors is not None:
+        outcome = Outcome(judge(detected.detections, dataset, choice.config), detected, anchors)
         epoch = loaded.state["position"]["epoch"]
         content = results_content(
             outcome,
@@ -225,11 +241,18 @@ def _detect_with_bar(
     config: Config,
     activation: str,
     device: torch.device,
+    anchors: AnchorScores | None,
 ) -> Detected:
     with progress("Detecting") as meter:
         meter.expect(len(dataset))
         detected = detect_dataset(
-            detector, dataset, config, activation=activation, device=device, on_batch=meter.advance
+            detector,
+            dataset,
+            config,
+            activation=activation,
+            device=device,
+            on_batch=meter.advance,
+            anchors=anchors,
         )
     assert detected is not None  # nobody stops it
     return detected

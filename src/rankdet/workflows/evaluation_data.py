@@ -144,8 +144,8 @@ def results_file(choice: Choice, record: RunRecord, dataset: DetectionDataset) -
 
 
 def _scoring(config: Config) -> EvaluationConfig:
-    """What decides about scores: not when, in which batches and by which protocol."""
-    return replace(config.evaluation, every=0, batch_size=1, protocol=None)
+    """What decides about scores: not when, in which batches, by which protocol, with pictures."""
+    return replace(config.evaluation, every=0, batch_size=1, protocol=None, pictures=True)
 
 
 def notes_on_data(choice: Choice, record: RunRecord, dataset: DetectionDataset) -> list[str]:

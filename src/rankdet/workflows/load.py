@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from rankdet.data.reading import images as image_files
 from rankdet.detectors.postprocess import Postprocess
 from rankdet.engine.detect import View, detect
 from rankdet.errors import CheckpointError
+from rankdet.metrics.thresholds import usual_thresholds
 from rankdet.structures import IMAGENET_MEAN, Detections, Target
 from rankdet.workflows.run import RESULTS_FILE, read_checkpoint, read_run, trained_detector
 
@@ -125,10 +125,8 @@ class TrainedDetector:
         """
         if threshold is not None:
             return (threshold,) * len(self.classes)
-        known = [value for value in self.thresholds.values() if value is not None]
-        usual = statistics.median(known) if known else self.config.evaluation.score_threshold
-        own = (self.thresholds.get(name) for name in self.classes)
-        return tuple(usual if value is None else value for value in own)
+        own = [self.thresholds.get(name) for name in self.classes]
+        return usual_thresholds(own, self.config.evaluation.score_threshold)
 
     def _detect(self, pixels: list[Tensor], names: list[str]) -> list[Detections]:
         """The detections in images (3, height, width), which fit into one batch."""

@@ -18,11 +18,16 @@ from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
 from rankdet.engine.detect import Detected
 from rankdet.errors import RankdetError, printable
+from rankdet.metrics.anchor_scores import AnchorScores
+from rankdet.metrics.confusion import confusion_counts
+from rankdet.metrics.errors import error_counts, judge_errors
 from rankdet.metrics.evaluation import Evaluation, percent_text
 from rankdet.metrics.submission import coco_results, voc_files
+from rankdet.metrics.thresholds import usual_thresholds
 from rankdet.output import write_whole
 from rankdet.provenance import provenance
 from rankdet.structures import Detections
+from rankdet.workflows.examples import pictures
 from rankdet.workflows.run import RunRecord
 
 MARK = '"rankdet_results"'  # at the start of each of our files
@@ -32,10 +37,11 @@ _LONGEST_NAME = 100  # characters of a file's name that come from the user's wor
 
 @dataclass(frozen=True)
 class Outcome:
-    """How good the detections of a split are, and the detections themselves."""
+    """How good the detections of a split are, the detections themselves, and scores of anchors."""
 
     evaluation: Evaluation
     detected: Detected
+    anchors: AnchorScores
 
 
 def results_content(
@@ -55,9 +61,11 @@ def results_content(
     evaluation; training_seconds: of the training up to the checkpoint, where it is known.
     """
     evaluation, detected = outcome.evaluation, outcome.detected
+    judged = evaluation.to_dict()
+    curves = judged.pop("curves")
     return {
         MARK.strip('"'): _VERSION,
-        **evaluation.to_dict(),
+        **judged,
         "thresholds": {result.name: result.threshold for result in evaluation.classes},
         "activation": record.activation,
         "class_names": list(record.classes),
@@ -83,15 +91,70 @@ def results_content(
             "provenance": dict(record.provenance),
             "wall_time_seconds": training_seconds,
         },
+        # What is long comes last: a person reads the file from its beginning.
+        "curves": curves,
+        "anchors": outcome.anchors.to_dict(),
+        **_error_content(outcome, dataset, config),
+    }
+
+
+def _error_content(outcome: Outcome, dataset: DetectionDataset, config: Config) -> dict[str, Any]:
+    """What is wrong with the detections that prediction would show, and pictures of it.
+
+    The thresholds are those that this evaluation has found.
+    """
+    detections = outcome.detected.detections
+    targets = [dataset.target(index) for index in range(len(dataset))]
+    own = outcome.evaluation.thresholds
+    thresholds = usual_thresholds(own, config.evaluation.score_threshold)
+    verdicts = judge_errors(detections, targets, thresholds)
+    with_pictures = config.evaluation.pictures
+    return {
+        "errors": error_counts(verdicts, dataset.classes),
+        "confusion": confusion_counts(verdicts),
+        "pictures": pictures(verdicts, detections, dataset, thresholds) if with_pictures else [],
     }
 
 
 def write_results(path: Path, content: Mapping[str, Any]) -> None:
-    """Write results.json whole; each curve stands on one line, the rest is indented."""
-    rest = {name: value for name, value in content.items() if name != "curves"}
-    text = json.dumps(rest, indent=2, allow_nan=False).removesuffix("\n}")
-    curves = ",\n".join(f"    {json.dumps(curve)}" for curve in content["curves"])
-    write_whole(path, f'{text},\n  "curves": [\n{curves}\n  ]\n}}\n'.encode())
+    """Write results.json whole, with rows of tables and other long lists on single lines."""
+    write_whole(path, f"{_json_text(content)}\n".encode())
+
+
+def _json_text(value: Any, margin: str = "") -> str:
+    """JSON: each entry of a mapping has a line or more, each item of a list one.
+
+    >>> print(_json_text({"a": {"b": [1, 2]}, "c": [{"d": 3}, None], "cells": [[4, 5]]}))
+    {
+      "a": {
+        "b": [1, 2]
+      },
+      "c": [
+        {"d": 3},
+        null
+      ],
+      "cells": [[4, 5]]
+    }
+    """
+    inner = margin + "  "
+    if isinstance(value, Mapping) and value:
+        lines = [
+            # Thousands of small cells are no table for people.
+            f"{json.dumps(key)}: {_line(item) if key == 'cells' else _json_text(item, inner)}"
+            for key, item in value.items()
+        ]
+        brackets = "{}"
+    elif isinstance(value, list) and any(isinstance(item, str | list | dict) for item in value):
+        lines = [_line(item) for item in value]
+        brackets = "[]"
+    else:
+        return _line(value)
+    body = ",\n".join(inner + line for line in lines)
+    return f"{brackets[0]}\n{body}\n{margin}{brackets[1]}"
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
 
 
 def print_results(outcome: Outcome, console: Console) -> None:

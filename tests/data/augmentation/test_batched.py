@@ -154,6 +154,8 @@ def test_the_thin_classes_sample_and_apply() -> None:
     jitter = JitterSettings(shorter=(10, 20), step=2, longest=30)
     scaled, scaled_targets = batched.BatchedFlipScaleJitter(16, jitter)(images, targets, keys(6))
     assert [side % 16 for side in scaled.shape[2:]] == [0, 0]
+    flipped, flipped_targets = batched.BatchedFlipResize(24)(images, targets, keys(6))
+    assert flipped.shape == (6, 3, 24, 24)
     for row, (key, (image, target)) in enumerate(zip(keys(6), batch, strict=True)):
         expected, expected_target = transforms.SSDAugmentation(20)(image, target, key)
         torch.testing.assert_close(pixels[row], expected, rtol=0, atol=TOLERANCE)
@@ -163,6 +165,9 @@ def test_the_thin_classes_sample_and_apply() -> None:
         found = scaled[row, :, :height, :width]
         torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE)
         assert_same_target(scaled_targets[row], expected_target)
+        expected, expected_target = transforms.FlipResize(24)(image, target, key)
+        torch.testing.assert_close(flipped[row], expected, rtol=0, atol=TOLERANCE)
+        assert_same_target(flipped_targets[row], expected_target)
 
 
 def test_the_smallest_side_of_the_settings_is_used() -> None:

@@ -19,6 +19,7 @@ from rankdet.data.augmentation.parameters import (
     SSDParameters,
     SSDSettings,
     resized_size,
+    sample_flip,
     sample_jitter,
     sample_ssd,
 )
@@ -388,6 +389,14 @@ def test_jitter_draws_the_eleven_usual_sizes_equally_often() -> None:
     assert counts.min() > 60
     assert torch.equal(parameters.sizes[:, 1], (parameters.sizes[:, 0] * 4 / 3).round().long())
     assert 0.45 < parameters.is_flipped.float().mean() < 0.55
+
+
+def test_half_of_the_samples_are_flipped_and_all_have_the_size() -> None:
+    parameters = sample_flip(keys(1000), 96)
+    assert parameters.sizes.unique(dim=0).tolist() == [[96, 96]]
+    assert parameters.sizes.shape == (1000, 2)
+    assert 0.45 < parameters.is_flipped.float().mean() < 0.55
+    assert torch.equal(sample_flip(keys(1000)[7:9], 96).is_flipped, parameters.is_flipped[7:9])
 
 
 def test_jitter_with_step_one_draws_all_whole_numbers() -> None:

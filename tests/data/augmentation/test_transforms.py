@@ -13,9 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankdet.data.augmentation import transforms
-from rankdet.data.augmentation.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
-from rankdet.data.augmentation.parameters import JitterSettings, SSDParameters, SSDSettings
+from rankdet.data.augmentation.batched import (
+    BatchedFlipResize,
+    BatchedFlipScaleJitter,
+    BatchedSSDAugmentation,
+)
+from rankdet.data.augmentation.parameters import (
+    JitterSettings,
+    SSDParameters,
+    SSDSettings,
+    sample_flip,
+)
 from rankdet.data.augmentation.transforms import (
+    FlipResize,
     FlipScaleJitter,
     ResizeFixed,
     ResizeShorter,
@@ -292,6 +302,21 @@ def test_jitter_flips_and_scales() -> None:
     assert moved.size == (40, 60)
 
 
+def test_the_flip_alone_mirrors_some_samples_and_resizes_all() -> None:
+    image, target = make_image(20, 30), make_target([[3, 5, 15, 20]], (20, 30))
+    plain, _ = ResizeFixed(60)(image, target, KEY)
+    boxes = []
+    for index in range(20):
+        key = SampleKey(0, 0, index)
+        pixels, moved = FlipResize(60)(image, target, key)
+        is_flipped = bool(sample_flip([key], 60).is_flipped)
+        torch.testing.assert_close(pixels, plain.flip(2) if is_flipped else plain)
+        assert moved.size == (60, 60)
+        assert moved.boxes.tolist() == ([[30, 15, 54, 60]] if is_flipped else [[6, 15, 30, 60]])
+        boxes.append(tuple(moved.boxes[0].tolist()))
+    assert len(set(boxes)) == 2
+
+
 def test_jitter_without_flip_is_a_resize() -> None:
     jitter = FlipScaleJitter(JitterSettings(shorter=(40, 40), longest=100, flip_probability=0.0))
     image, target = make_image(20, 30), make_target([[3, 5, 15, 20]], (20, 30))
@@ -429,7 +454,8 @@ def test_the_chain_expands_only_images_within_the_limit(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("size", [0, -5, 1.5, "64", None, (64, 64)])
 def test_a_size_that_is_none_is_refused_when_a_transform_is_made(size: Any) -> None:
-    for make in (SSDAugmentation, ResizeFixed, ResizeShorter, BatchedSSDAugmentation):
+    fixed = (FlipResize, BatchedFlipResize, ResizeFixed)
+    for make in (*fixed, SSDAugmentation, ResizeShorter, BatchedSSDAugmentation):
         with pytest.raises(ValueError, match="expected a whole number of pixels above 0, got"):
             make(size)
     with pytest.raises(ValueError, match="longest"):

@@ -26,6 +26,7 @@ from rankdet.data.augmentation.parameters import (
     SSDParameters,
     SSDSettings,
     check_pixels,
+    sample_flip,
     sample_jitter,
     sample_ssd,
 )
@@ -71,6 +72,21 @@ class BatchedFlipScaleJitter:
     ) -> tuple[Tensor, list[Target]]:
         parameters = sample_jitter(keys, targets, self.settings)
         return jitter_batch(images, targets, parameters, self.multiple, self.settings.min_side)
+
+
+@dataclass(frozen=True)
+class BatchedFlipResize:
+    """`transforms.FlipResize` for a batch: (B, 3, size, size) images and their targets."""
+
+    size: int = 512
+
+    def __post_init__(self) -> None:
+        check_pixels(size=self.size)
+
+    def __call__(
+        self, images: PaddedImages, targets: PackedTargets, keys: Sequence[SampleKey]
+    ) -> tuple[Tensor, list[Target]]:
+        return jitter_batch(images, targets, sample_flip(keys, self.size))
 
 
 def augment_batch(

@@ -330,6 +330,12 @@ class JitterParameters:
         return JitterParameters(self.sizes[index, None], self.is_flipped[index, None])
 
 
+def sample_flip(keys: Sequence[SampleKey], size: int) -> JitterParameters:
+    """Each sample becomes size x size, and with a probability of one half it is mirrored."""
+    sizes = torch.full((len(keys), 2), size, dtype=torch.int64)
+    return JitterParameters(sizes, is_flipped=uniforms(keys, 1)[:, 0] < 0.5)
+
+
 def sample_jitter(
     keys: Sequence[SampleKey], targets: PackedTargets, settings: JitterSettings
 ) -> JitterParameters:

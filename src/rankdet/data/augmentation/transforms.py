@@ -31,6 +31,7 @@ from rankdet.data.augmentation.parameters import (
     SSDSettings,
     check_pixels,
     resized_size,
+    sample_flip,
     sample_jitter,
     sample_ssd,
 )
@@ -68,6 +69,19 @@ class FlipScaleJitter:
     def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
         parameters = sample_jitter([key], pack_targets([target]), self.settings)
         return jitter_image(image, target, parameters, self.settings.min_side)
+
+
+@dataclass(frozen=True)
+class FlipResize:
+    """The flip alone, for short trainings: mirrored or not, and stretched to size x size."""
+
+    size: int = 512
+
+    def __post_init__(self) -> None:
+        check_pixels(size=self.size)
+
+    def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
+        return jitter_image(image, target, sample_flip([key], self.size))
 
 
 @dataclass(frozen=True)

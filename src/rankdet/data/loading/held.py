@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rankdet.data.dataset import DetectionDataset  # all readers hang on it
 
-# As BatchedSSDAugmentation and BatchedFlipScaleJitter.
+# As BatchedSSDAugmentation, BatchedFlipScaleJitter and BatchedFlipResize.
 BatchedTransform = Callable[
     [PaddedImages, PackedTargets, "Sequence[SampleKey]"], tuple[Tensor, list[Target]]
 ]

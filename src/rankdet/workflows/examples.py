@@ -1,0 +1,165 @@
+"""Images of an evaluation for its report: which ones, small copies of them, and their boxes."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from rankdet.data.dataset import DetectionDataset
+from rankdet.metrics.errors import (
+    CORRECT,
+    KINDS,
+    MISSED,
+    NOT_KEPT,
+    OBJECT_IGNORED,
+    STATES,
+    Verdicts,
+)
+from rankdet.metrics.ranking import Array
+from rankdet.structures import Detections
+
+_NUM_SAMPLES = 8
+_NUM_OF_KIND = 6  # of the best, the worst, and those with most missed objects
+_LONGEST_SIDE = 320  # pixels of a copy
+_QUALITY = 80
+_CLOSEST_TO_SURE = 1e-6  # a score of exactly 0 or 1 has no logit
+
+
+def pictures(
+    verdicts: Verdicts,
+    detections: Sequence[Detections],
+    dataset: DetectionDataset,
+    thresholds: Sequence[float],
+) -> list[dict[str, Any]]:
+    """The chosen images with their objects and with the detections that are kept, ready for JSON.
+
+    detections: of every image, by which the verdicts were found with these thresholds. See
+    `choose_images` for which images these are, and in which order.
+    """
+    chosen = choose_images(verdicts, len(dataset), thresholds)
+    return [
+        {
+            "name": dataset.name(index),
+            "index": index,
+            "kinds": kinds,
+            "width": dataset.size(index)[1],
+            "height": dataset.size(index)[0],
+            "jpeg": base64.b64encode(small_jpeg(dataset.image(index))).decode(),
+            "objects": _objects(verdicts, dataset, index),
+            "detections": _detections(verdicts, detections[index], dataset, index),
+        }
+        for index, kinds in chosen.items()
+    ]
+
+
+def choose_images(
+    verdicts: Verdicts, num_images: int, thresholds: Sequence[float]
+) -> dict[int, list[str]]:
+    """Numbers of images, each with what it is an example of; first the samples, then the best, ...
+
+    sample: up to 8, evenly spaced among the images with objects: other detections change nothing.
+    best: up to 6 with the highest F1, of equals those with more objects. worst: up to 6 with the
+    surest mistake. missed: up to 6 with most missed objects. Of equals the first.
+    How sure a mistake is: its logit minus that of its class's threshold, because scores of a
+    ranking loss mean nothing by themselves.
+    """
+    num_objects = _per_image(verdicts.object_images, verdicts.states != OBJECT_IGNORED, num_images)
+    num_missed = _per_image(verdicts.object_images, verdicts.states == MISSED, num_images)
+    num_correct = _per_image(verdicts.images, verdicts.kinds == CORRECT, num_images)
+    num_wrong = _per_image(verdicts.images, verdicts.is_wrong, num_images)
+    f1 = 2 * num_correct / np.maximum(num_correct + num_wrong + num_objects, 1)
+    wrong = np.flatnonzero(verdicts.is_wrong)
+    limits = np.asarray(thresholds, dtype=np.float64)[verdicts.labels[wrong]]
+    sureness = np.zeros(num_images)  # none is negative: a score below the threshold is not kept
+    np.maximum.at(sureness, verdicts.images[wrong], _logit(verdicts.scores[wrong]) - _logit(limits))
+    of_kind = {
+        "sample": _evenly_spaced(np.flatnonzero(num_objects), _NUM_SAMPLES),
+        "best": _first(np.lexsort((-num_objects, -f1)), num_correct > 0),
+        "worst": _first(np.argsort(-sureness, kind="stable"), num_wrong > 0),
+        "missed": _first(np.lexsort((num_objects, -num_missed)), num_missed > 0),
+    }
+    chosen: dict[int, list[str]] = {}
+    for kind, images in of_kind.items():
+        for index in images.tolist():
+            chosen.setdefault(index, []).append(kind)
+    return chosen
+
+
+def _per_image(images: Array, is_chosen: Array, num_images: int) -> Array:
+    return np.bincount(images[is_chosen], minlength=num_images)
+
+
+def _logit(scores: Array) -> Array:
+    inside = np.clip(scores, _CLOSEST_TO_SURE, 1 - _CLOSEST_TO_SURE)
+    logits: Array = np.log(inside / (1 - inside))
+    return logits
+
+
+def _evenly_spaced(images: Array, most: int) -> Array:
+    """At most this many of the images, the first and the last among them."""
+    if len(images) <= most:
+        return images
+    return images[np.linspace(0, len(images) - 1, most).round().astype(np.int64)]
+
+
+def _first(order: Array, is_candidate: Array) -> Array:
+    """The first images in this order that are candidates."""
+    return order[is_candidate[order]][:_NUM_OF_KIND]
+
+
+def small_jpeg(image: Tensor) -> bytes:
+    """A JPEG file of the image (3, height, width) uint8, its longer side at most 320 pixels.
+
+    >>> import torch
+    >>> file = small_jpeg(torch.zeros(3, 640, 1, dtype=torch.uint8))
+    >>> Image.open(io.BytesIO(file)).size
+    (1, 320)
+    """
+    canvas = Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy())
+    scale = _LONGEST_SIDE / max(canvas.size)
+    if scale < 1:
+        width, height = (max(1, round(side * scale)) for side in canvas.size)
+        canvas = canvas.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
+    stream = io.BytesIO()
+    canvas.save(stream, "JPEG", quality=_QUALITY, optimize=True)
+    return stream.getvalue()
+
+
+def _objects(verdicts: Verdicts, dataset: DetectionDataset, index: int) -> list[dict[str, Any]]:
+    target = dataset.target(index)
+    states = verdicts.states[verdicts.object_images == index].tolist()
+    rows = zip(target.boxes.tolist(), target.labels.tolist(), states, strict=True)
+    return [
+        {"box": _rounded(box), "class": dataset.classes[label], "state": STATES[state]}
+        for box, label, state in rows
+    ]
+
+
+def _detections(
+    verdicts: Verdicts, found: Detections, dataset: DetectionDataset, index: int
+) -> list[dict[str, Any]]:
+    """Those that are kept, in the order in which they were found: best first."""
+    kinds = verdicts.kinds[verdicts.images == index].tolist()
+    rows = zip(
+        found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), kinds, strict=True
+    )
+    return [
+        {
+            "box": _rounded(box),
+            "class": dataset.classes[label],
+            "score": float(f"{score:.5g}"),
+            "kind": KINDS[kind],
+        }
+        for box, label, score, kind in rows
+        if kind != NOT_KEPT
+    ]
+
+
+def _rounded(box: list[float]) -> list[float]:
+    return [round(edge, 1) for edge in box]
