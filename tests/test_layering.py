@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"structures", "boxes", "errors", "output", "progress", "losses", "metrics"},
     "robustness": {"structures", "data", "metrics", "engine"},
     "integrations": {"losses"},
-    "report": set(),
+    "report": {"errors", "output"},
     "config": {"errors", "strict_yaml"},
     "recipes": {"config", "errors"},
 }

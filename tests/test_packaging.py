@@ -43,6 +43,7 @@ def test_the_wheel_holds_the_package_types_and_licence(wheel: zipfile.ZipFile) -
         if path.is_file() and path.suffix != ".pyc"
     }
     assert {"rankdet/py.typed", "rankdet/data/checking/view.html.jinja"} <= source
+    assert {f"rankdet/report/templates/{name}" for name in ("page.html", "style.css")} <= source
     assert source <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0] for name in names} == {
@@ -92,7 +93,10 @@ def test_every_locked_requirement_is_pinned_and_hashed() -> None:
 
 def test_every_direct_dependency_is_locked() -> None:
     locked = {re.split("==", pin)[0] for pin in locked_requirements()}
-    direct = PROJECT["project"]["dependencies"] + PROJECT["dependency-groups"]["dev"]
+    groups = PROJECT["dependency-groups"]
+    assert {"include-group": "docs"} in groups["dev"]
+    own = [name for name in groups["dev"] if isinstance(name, str)]
+    direct = PROJECT["project"]["dependencies"] + own + groups["docs"]
     assert {re.split(r"[>=<~! \[]", name)[0] for name in direct} <= locked
 
 

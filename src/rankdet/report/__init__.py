@@ -1,0 +1,1 @@
+"""The report: one HTML page about finished runs, from results.json and metrics.jsonl alone."""
