@@ -2,6 +2,7 @@
 
 PYTHON  ?= python3
 OUT     ?= runs/demo
+BROWSER ?= chromium
 # More than eight workers cost more memory (each imports torch) than they save time.
 WORKERS ?= auto
 PYTEST_ARGUMENTS ?=
@@ -21,8 +22,8 @@ COMPILE := pip compile pyproject.toml --group dev --universal --python-version 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help environment test lint types unit-test slow-test gpu-test format demo theory bench \
-	lock clean distclean
+.PHONY: help environment test lint types unit-test slow-test gpu-test format demo demo-record \
+	theory bench docs lock clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
@@ -72,8 +73,16 @@ format: $(SYNCED) ## let ruff repair what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: $(SYNCED) ## AP-loss against other losses on an imbalanced problem: table and plot
+demo: $(SYNCED) ## train, evaluate and predict on drawn images, with a report: some minutes
 	$(BIN)/rankdet demo --out $(OUT)
+
+# The record, and the pictures that README.md shows: a sheet that the demo made, and its report.
+demo-record: $(SYNCED) ## remake results/demo-cpu.json and docs/pictures: minutes, and a browser
+	$(BIN)/rankdet demo --out $(OUT) --compare focal,ohem,auc --device cpu \
+		--json results/demo-cpu.json
+	cp $(OUT)/detections.jpg docs/pictures/detections.jpg
+	$(BROWSER) --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,760 \
+		--screenshot=docs/pictures/report.png $(abspath $(OUT))/index.html
 
 theory: $(SYNCED) ## the paper's theory in numbers and plots
 	$(BIN)/rankdet reproduce theory --out runs/theory
@@ -81,11 +90,15 @@ theory: $(SYNCED) ## the paper's theory in numbers and plots
 bench: $(SYNCED) ## time and memory of the losses
 	$(BIN)/rankdet bench losses
 
+# As a module, so that it finds docs_extensions; from nothing, since pages depend on docstrings too.
+docs: $(SYNCED) ## the documentation as a static site, in site/
+	$(BIN)/python -m zensical build --strict --clean
+
 lock: $(CREATED) ## remake requirements.lock after a change of pyproject.toml (UPGRADE=--upgrade)
 	$(UV) $(COMPILE) $(UPGRADE) -o requirements.lock
 
 clean: ## remove caches and build products; runs/ stays
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## clean, and remove .venv

@@ -68,9 +68,10 @@ def test_python_m_rankdet_is_the_command() -> None:
     assert (result.returncode, result.stdout) == (0, f"rankdet {rankdet.__version__}\n")
 
 
-def test_demo_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls = record(monkeypatch, "rankdet.experiments.ranking_demo", "run")
-    result = invoke("demo", "--out", str(tmp_path / "new"), "--seed", "3", "--steps", "7")
+def test_ranking_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = record(monkeypatch, "rankdet.experiments.ranking", "run")
+    out = str(tmp_path / "new")
+    result = invoke("reproduce", "ranking", "--out", out, "--seed", "3", "--steps", "7")
     assert result.exit_code == 0, result.output
     assert calls == [((tmp_path / "new",), {"seed": 3, "steps": 7})]
 
@@ -178,8 +179,8 @@ def test_every_listed_experiment_is_a_command() -> None:
     [
         (["dmeo"], "No such command 'dmeo'"),
         (["reproduce", "table9"], "No such command 'table9'"),
-        (["demo", "--step", "5x"], "--step"),
-        (["demo", "--steps", "0"], "Invalid value for '--steps'"),
+        (["demo", "--step", "5"], "--step"),
+        (["reproduce", "ranking", "--steps", "0"], "Invalid value for '--steps'"),
         (["demo", "--seed", "-1"], "Invalid value for '--seed'"),
         (["demo", "--out", __file__], "is a file"),
         (["synth", "shapes", "--format", "xml"], "'voc', 'coco', 'yolo'"),

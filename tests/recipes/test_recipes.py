@@ -129,6 +129,21 @@ def test_the_small_recipe_learns_from_scratch_in_one_cycle() -> None:
     assert (recipe("small").evaluation.every, recipe("small").evaluation.batch_size) == (5, 32)
 
 
+def test_the_demo_is_the_small_recipe_for_fewer_minutes() -> None:
+    config, small = recipe("demo"), recipe("small")
+    assert config.evaluation.fixed_size == config.data.size < small.data.size
+    assert (config.data.path, config.data.val_split) == ("synthetic", "val")
+    assert (config.data.hold, config.data.workers) == (True, 0)  # nothing competes for the cores
+    assert config.evaluation.every == 0  # once, at the end
+    assert config.detector.backbone == small.detector.backbone
+    assert config.loss == LossConfig("ap", {}, 1.0)
+    training = config.training
+    num_steps = training.epochs * (4000 // training.batch_size)
+    assert config.data.train_split == "train:4000"
+    assert num_steps == 1250
+    assert training.warmup_steps < num_steps / 10
+
+
 def test_the_torchvision_recipe_has_the_settings_of_torchvision() -> None:
     from torchvision.models.detection import retinanet_resnet50_fpn
 

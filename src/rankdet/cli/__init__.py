@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from rankdet import __version__
-from rankdet.cli import bench, data, reproduce, running, training
+from rankdet.cli import bench, data, demo, report, reproduce, running, training
 from rankdet.cli.options import Format
 from rankdet.cli.reproduce import EXPERIMENTS
 from rankdet.errors import RankdetError
@@ -39,13 +39,14 @@ def _help(command: Callable[..., None]) -> str:
 
 # In the order in which `rankdet --help` names them.
 for _command in (
-    reproduce.demo,
+    demo.demo,
     data.check,
     data.view,
     data.synth,
     training.train,
     running.evaluate,
     running.predict,
+    report.report,
     training.recipes,
 ):
     app.command(help=_help(_command))(_command)

@@ -1,4 +1,4 @@
-"""`rankdet reproduce` and `demo`: experiments of the paper, and a small one to begin with."""
+"""`rankdet reproduce`: experiments of the paper, and of what it is about."""
 
 from __future__ import annotations
 
@@ -12,20 +12,10 @@ from rankdet.cli.options import Out, Seed
 # What `rankdet reproduce` knows: the command's name, and one line for `rankdet reproduce list`.
 EXPERIMENTS = {
     "theory": "steps, convergence, the three-sample problem, surrogate and regret bounds",
+    "ranking": "AP-loss and other losses on a ranking problem, 1 positive to 10,000 negatives",
 }
 
 app = typer.Typer(help="Repeat an experiment of the paper.", no_args_is_help=True)
-
-
-def demo(
-    out: Out = Path("runs/demo"),
-    seed: Seed = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each loss.")] = 300,
-) -> None:
-    """Train with AP-loss and with other losses on a 1 : 10,000 problem: a table and a plot."""
-    from rankdet.experiments import ranking_demo
-
-    ranking_demo.run(out, seed=seed, steps=steps)
 
 
 @app.command("list")
@@ -40,3 +30,14 @@ def reproduce_theory(out: Out = Path("runs/theory"), seed: Seed = 0) -> None:
     from rankdet.experiments import theory
 
     theory.run(out, seed=seed)
+
+
+@app.command("ranking", help=f"Train and plot {EXPERIMENTS['ranking']}.")
+def reproduce_ranking(
+    out: Out = Path("runs/ranking"),
+    seed: Seed = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each loss.")] = 300,
+) -> None:
+    from rankdet.experiments import ranking
+
+    ranking.run(out, seed=seed, steps=steps)

@@ -13,6 +13,7 @@ from rankdet.config import Config, closest
 from rankdet.errors import ConfigError
 from rankdet.recipes.coco import coco, coco_resnet101_500, coco_resnet101_800
 from rankdet.recipes.default import default
+from rankdet.recipes.demo import demo
 from rankdet.recipes.small import small
 from rankdet.recipes.torchvision import torchvision_coco
 from rankdet.recipes.voc import voc, voc_resnet101_500
@@ -20,6 +21,7 @@ from rankdet.recipes.voc import voc, voc_resnet101_500
 RECIPES: dict[str, Callable[[], Config]] = {
     "default": default,
     "small": small,
+    "demo": demo,
     "voc": voc,
     "voc-resnet101-500": voc_resnet101_500,
     "coco": coco,

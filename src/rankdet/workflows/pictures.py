@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from rankdet.errors import printable
 from rankdet.structures import Detections
@@ -61,6 +61,25 @@ def jpeg(image: Image.Image) -> bytes:
     # Colours in full resolution: the thin lines would else be pale.
     image.save(stream, "JPEG", quality=_QUALITY, subsampling=0, comment=MARK)
     return stream.getvalue()
+
+
+def contact_sheet(
+    images: Sequence[Image.Image], *, columns: int = 4, side: int = 240
+) -> Image.Image:
+    """The pictures in rows, each as large as fits into side x side pixels, on white.
+
+    >>> contact_sheet([Image.new("RGB", (480, 480))] * 6).size
+    (960, 480)
+    """
+    if not images:
+        raise ValueError("expected at least one picture, got none")
+    columns = min(columns, len(images))
+    sheet = Image.new("RGB", (columns * side, math.ceil(len(images) / columns) * side), "white")
+    for number, image in enumerate(images):
+        fitted = ImageOps.contain(image, (side - 4, side - 4))
+        left, top = number % columns * side, number // columns * side
+        sheet.paste(fitted, (left + (side - fitted.width) // 2, top + (side - fitted.height) // 2))
+    return sheet
 
 
 def class_colour(label: int) -> tuple[int, int, int]:

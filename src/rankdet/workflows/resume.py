@@ -36,13 +36,17 @@ _FREE = {
 
 def check_same_settings(stored: Config, wanted: Config) -> None:
     """CheckpointError that lists the settings which differ and decide what is learnt."""
-    differences = _differences(to_dict(stored), to_dict(wanted))
     decisive = [
         text
-        for key, text in differences.items()
+        for key, text in settings_differences(stored, wanted).items()
         if key not in _FREE and not key.startswith("evaluation.")
     ]
     _refuse(decisive, "settings")
+
+
+def settings_differences(stored: Config, wanted: Config) -> dict[str, str]:
+    """For each setting that differs, such as "data.size": what it was, and became."""
+    return _differences(to_dict(stored), to_dict(wanted))
 
 
 def check_same_data(stored: RunRecord, wanted: RunRecord) -> None:

@@ -1,4 +1,4 @@
-"""The ranking demo: small parts against independent judges, and a tiny run of the whole."""
+"""The ranking experiment: small parts against independent judges, and a tiny run of the whole."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from sklearn.metrics import average_precision_score
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
-from rankdet.experiments import ranking_demo, ranking_problem
+from rankdet.experiments import ranking, ranking_problem
 
-TINY = ranking_demo.Settings(
+TINY = ranking.Settings(
     negatives_per_positive=100,
     train_positives=12,
     validation_positives=8,
@@ -60,18 +60,18 @@ def test_best_possible_score_is_the_likelihood_ratio() -> None:
 
 
 def test_every_loss_starts_from_the_same_weights() -> None:
-    first, second = (ranking_demo.make_model(TINY, 0.01, seed=3) for _ in range(2))
+    first, second = (ranking.make_model(TINY, 0.01, seed=3) for _ in range(2))
     for a, b in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_tiny_run_writes_its_files(tmp_path: Path) -> None:
-    results = ranking_demo.run(tmp_path, seed=2, steps=4, settings=TINY)
+    results = ranking.run(tmp_path, seed=2, steps=4, settings=TINY)
 
-    stored = json.loads((tmp_path / "ranking_demo.json").read_text())
+    stored = json.loads((tmp_path / "ranking.json").read_text())
     assert stored["losses"] == results["losses"]
-    assert (tmp_path / "ranking_demo.png").stat().st_size > 10_000
-    assert [row["loss"] for row in stored["losses"]] == list(ranking_demo.CONTENDERS)
+    assert (tmp_path / "ranking.png").stat().st_size > 10_000
+    assert [row["loss"] for row in stored["losses"]] == list(ranking.CONTENDERS)
     for row in stored["losses"]:
         assert 0 <= row["test_ap"] <= 1
         assert row["steps"] == [0, 2, 4]
@@ -90,7 +90,7 @@ def test_tiny_run_writes_its_files(tmp_path: Path) -> None:
 
 def test_seed_decides_the_result(tmp_path: Path) -> None:
     runs = [
-        ranking_demo.run(tmp_path / str(i), seed=seed, steps=2, settings=TINY)
+        ranking.run(tmp_path / str(i), seed=seed, steps=2, settings=TINY)
         for i, seed in enumerate((0, 0, 1))
     ]
     first, again, other = ([row["test_ap"] for row in run["losses"]] for run in runs)

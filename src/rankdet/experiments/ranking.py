@@ -1,13 +1,13 @@
 """AP-loss against BCE, focal loss and AUC-loss on a made-up ranking problem, 1 : 10,000.
 
-The command is `rankdet demo`. The same small network, first weights, mini-batches, optimiser,
-schedule and number of steps for every loss; each takes the learning rate, out of the same few, that
-has the best average precision on a validation split, and is then judged on a test split that takes
-no part in it. BCE and focal loss depend on the last layer's first bias, so each is trained with
-two: p = sigmoid(bias) is 0.01, as in RetinaNet, or the true rate of positives. Ranking losses do
-not see it. The data are Gaussian clusters, so the best possible ranking (by the true likelihood
-ratio) is known and stands in the table as the ceiling. One seed is one draw: a few points between
-two losses are noise. The settings were settled on seeds 0 to 2.
+The command is `rankdet reproduce ranking`. The same small network, first weights, mini-batches,
+optimiser, schedule and number of steps for every loss; each takes the learning rate, out of the
+same few, that has the best average precision on a validation split, and is then judged on a test
+split that takes no part in it. BCE and focal loss depend on the last layer's first bias, so each is
+trained with two: p = sigmoid(bias) is 0.01, as in RetinaNet, or the true rate of positives. Ranking
+losses do not see it. The data are Gaussian clusters, so the best possible ranking (by the true
+likelihood ratio) is known and stands in the table as the ceiling. One seed is one draw: a few
+points between two losses are noise. The settings were settled on seeds 0 to 2.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def train(
 def run(
     out: Path, *, seed: int = 0, steps: int = 300, settings: Settings | None = None
 ) -> dict[str, Any]:
-    """What was measured, which is also written to out/ranking_demo.json, beside the picture."""
+    """What was measured, which is also written to out/ranking.json, beside the picture."""
     from rich.progress import Progress
 
     settings = settings or Settings()
@@ -198,12 +198,12 @@ def run(
                     on_step=partial(progress.advance, task),
                 )
                 trainings[name].append(training)
-    results = evaluate(trainings, world, test_split, out / "ranking_demo.png")
+    results = evaluate(trainings, world, test_split, out / "ranking.png")
     results["settings"] = dataclasses.asdict(settings)
     results["provenance"] = provenance(seed=seed, steps=steps)
-    (out / "ranking_demo.json").write_text(json.dumps(results, indent=2) + "\n")
+    (out / "ranking.json").write_text(json.dumps(results, indent=2) + "\n")
     print_table(results)
-    print(f"The picture and ranking_demo.json are in {out}")
+    print(f"The picture and ranking.json are in {out}")
     return results
 
 
