@@ -52,3 +52,18 @@ def test_progress_is_a_bar_on_a_terminal(
     printed = capsys.readouterr().err
     assert "Reading [red]x" in printed
     assert "5/5" in printed
+
+
+def test_progress_is_in_lines_on_a_terminal_that_cannot_move_its_cursor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.progress("Detecting") as meter:
+        meter.expect(6)
+        now[0] = 20.0
+        meter.advance(4)
+    expected = "Detecting: 4 of 6 images, 0.2 per second, 10 s left\n"
+    assert capsys.readouterr().err == expected

@@ -33,6 +33,12 @@ def progress(what: str) -> Iterator[Meter]:
         return
 
     from rich.console import Console
+
+    console = Console(stderr=True)
+    if console.is_dumb_terminal:  # where a bar would show nothing at all
+        yield _Lines(what)
+        return
+
     from rich.markup import escape
     from rich.progress import (
         BarColumn,
@@ -49,7 +55,7 @@ def progress(what: str) -> Iterator[Meter]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(escape(what), total=None, rate="")
         total = 0
 

@@ -52,6 +52,7 @@ def test_without_options_it_runs_the_recipe(monkeypatch: pytest.MonkeyPatch) -> 
     options = {"config": recipe("demo"), "compare": [], "device": None, "record": None}
     assert calls == [((Path("runs/demo"),), options)]
     assert "some minutes" in result.stderr
+    assert "Loading PyTorch" in result.stderr  # the first thing to wait for, in silence
 
 
 def test_options_are_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,13 @@ print("loaded:", *{{"torch", "torchvision", "jinja2", "matplotlib"}} & set(sys.m
         assert loaded == set()
     else:
         assert "jinja2" in loaded
+
+
+def test_the_back_end_of_a_notebook_is_not_needed(tmp_path: Path) -> None:
+    """Jupyter hands its own on to commands; in their environment it need not be installed."""
+    run = write_run(tmp_path / "photos")
+    environment = os.environ | {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    command = [sys.executable, "-m", "rankdet", "report", str(run)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert (run / "report" / "index.html").is_file()

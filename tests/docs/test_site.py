@@ -96,6 +96,11 @@ def test_every_name_of_the_reference_has_a_place_in_the_site(site: Path, root: P
         assert f'id="{name}"' in text, name
 
 
+def test_classes_of_the_reference_say_what_they_take(site: Path) -> None:
+    text = re.sub("<[^>]+>", "", (site / "api" / "losses.html").read_text())
+    assert "APLoss(\n    delta: float = 1.0,\n" in text
+
+
 def test_examples_in_docstrings_are_code(site: Path) -> None:
     text = (site / "api" / "losses.html").read_text()
     assert "&gt;&gt;&gt; " in text

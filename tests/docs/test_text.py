@@ -13,22 +13,6 @@ from markdown_it import MarkdownIt
 
 from rankdet.cli import app
 
-# Options of other programs that the pages speak of.
-OF_OTHERS = {
-    "--nproc-per-node": "torchrun",
-    "--nnodes": "torchrun",
-    "--node-rank": "torchrun",
-    "--master-addr": "torchrun",
-    "--master-port": "torchrun",
-    "--rdzv-endpoint": "torchrun",
-    "--rdzv-backend": "torchrun",
-    "--rdzv-id": "torchrun",
-    "--standalone": "torchrun",
-    "--upgrade": "uv",
-    "--logdir": "tensorboard",
-}
-
-
 # Commands that the pages call planned.
 PLANNED = {"robustness": "docs/robustness.md"}
 
@@ -82,7 +66,7 @@ def options(command: Any) -> set[str]:
 
 
 def test_options_in_the_text_exist(page: Any) -> None:
-    known = options(typer.main.get_command(app)) | set(OF_OTHERS)
+    known = options(typer.main.get_command(app))
     for token in page.inline():
         if token.type in ("text", "code_inline"):
             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", token.content):

@@ -1,4 +1,4 @@
-"""Example runs as training and evaluation leave them, written without torch; and a browser.
+"""Example runs as training and evaluation leave them, written without torch.
 
 The numbers are made up, but they reconcile as real ones do: errors with the confusion matrix, both
 with the rows of the classes. The same images and objects stand in all runs; detections differ.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 
 from rankdet.config import Config, DataConfig, LossConfig, to_dict
 
-NEW_PARTS = ("errors", "confusion", "anchors", "pictures")
+NEW_PARTS = ("errors", "confusion", "anchors", "pictures")  # which older files lack
 KINDS = ("correct", "localisation", "duplicate", "class", "background")
 SHAPES = ("disc", "ring", "triangle", "square", "star", "cross")
 METRICS = {
@@ -80,40 +80,28 @@ def make_rows() -> Callable[..., list[Content]]:
 def write_run(
     folder: Path,
     *,
-    loss: str = "ap",
-    num_classes: int = 6,
-    class_names: Sequence[str] | None = None,
-    seed: int = 0,
-    protocol: str = "voc",
-    is_hostile: bool = False,
-    without: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    is_old: bool = False,
     has_metrics: bool = True,
     is_torn: bool = False,
-    num_steps: int = 400,
-    **changes: Any,
+    **options: Any,
 ) -> Path:
     """The folder, with results.json and metrics.jsonl of one run in it.
 
-    class_names: num_classes made up names by default. is_hostile: every free text is one of
-    `HOSTILE_NAMES`. without: keys of results.json to leave out; NEW_PARTS are those that older
-    files lack. is_torn: the last line of metrics.jsonl is unfinished. changes: values of other keys
-    of results.json, for example `pictures=[]`.
+    options: of `results`; changes: other values of keys of results.json. is_old: NEW_PARTS are left
+    out. is_torn: the last line of metrics.jsonl is unfinished.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    content = results(
-        loss=loss,
-        num_classes=num_classes,
-        class_names=class_names,
-        seed=seed,
-        protocol=protocol,
-        is_hostile=is_hostile,
-        num_steps=num_steps,
-    )
-    content = {name: part for name, part in (content | changes).items() if name not in without}
+    content = results(**options) | dict(changes or {})
+    for name in NEW_PARTS if is_old else ():
+        del content[name]
     text = json.dumps(content, indent=1, allow_nan=False)
     (folder / "results.json").write_text(text, encoding="utf-8")
     if has_metrics:
-        lines = "".join(json.dumps(row) + "\n" for row in rows(protocol, seed, num_steps))
+        shared = {
+            name: options[name] for name in {"protocol", "seed", "num_steps"} & options.keys()
+        }
+        lines = "".join(json.dumps(row) + "\n" for row in rows(**shared))
         torn = '{"kind": "step", "step": 4' if is_torn else ""
         (folder / "metrics.jsonl").write_text(lines + torn, encoding="utf-8")
     return folder
@@ -123,15 +111,17 @@ def results(
     *,
     loss: str = "ap",
     num_classes: int = 6,
-    class_names: Sequence[str] | None = None,
     seed: int = 0,
     protocol: str = "voc",
     is_hostile: bool = False,
     num_steps: int = 400,
 ) -> Content:
-    """What results.json says: see `rankdet.workflows.results.results_content`."""
+    """What results.json says: see `rankdet.workflows.results.results_content`.
+
+    is_hostile: every free text is one of `HOSTILE_NAMES`.
+    """
     random = np.random.default_rng(seed)
-    names = list(class_names or _class_names(num_classes, is_hostile))
+    names = _class_names(num_classes, is_hostile)
     classes, errors = _classes(names, protocol, random)
     text = _Texts(is_hostile)
     num_objects = sum(row["num_objects"] for row in classes)

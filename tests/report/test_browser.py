@@ -21,15 +21,14 @@ PLAIN_NUMBERS = str.maketrans({"−": "-", "±": None, ",": None})
 UNROLL = """for (const element of document.querySelectorAll("*"))
     if (["auto", "scroll"].includes(getComputedStyle(element).overflowY))
         element.style.maxHeight = "none";"""
-NEW_PARTS = ("errors", "confusion", "anchors", "pictures")  # which older results lack
 EXAMPLES: dict[str, list[dict[str, Any]]] = {  # the options of `make_run` for each run of a page
     "one": [{}],
     "several": [{"loss": "ap"}, {"loss": "focal", "seed": 1}, {"loss": "ohem", "seed": 2}],
     "many-classes": [{"num_classes": 80, "protocol": "coco"}],
     "hostile": [{"is_hostile": True}, {"is_hostile": True, "seed": 1, "loss": "auc"}],
     "old": [
-        {"without": NEW_PARTS, "has_metrics": False},
-        {"seed": 1, "pictures": [], "has_metrics": False},
+        {"is_old": True, "has_metrics": False},
+        {"seed": 1, "changes": {"pictures": []}, "has_metrics": False},
     ],
     "poor": [{"num_classes": 1, "is_torn": True, "num_steps": 10}],
 }

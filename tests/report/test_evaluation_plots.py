@@ -15,7 +15,11 @@ import pytest
 from PIL import Image
 
 from rankdet.report import plots
-from rankdet.report.evaluation_plots import interpolated_precision, mean_precision
+from rankdet.report.evaluation_plots import (
+    highest_count,
+    interpolated_precision,
+    mean_precision,
+)
 from rankdet.report.reading import ReportRun
 
 Results = dict[str, Any]
@@ -158,15 +162,38 @@ def test_bars_of_classes_are_as_long_as_ap50_and_sorted_by_the_first_run() -> No
     assert {"AP50 in %", "90.0", "10.0", "30.0", "60.0", "75.0", "n/a", "one", "two"} <= set(shown)
 
 
-def test_one_run_shows_its_thresholds() -> None:
-    rows = [
-        {"name": "a", "ap50": 40.0, "threshold": 0.123456},
-        {"name": "b", "ap50": 30.0, "threshold": None},
+def heights(root: ElementTree.Element, pattern: str) -> dict[str, float]:
+    """Where the texts that are as the pattern stand, from the top down."""
+    return {
+        element.text: float(element.attrib["y"])
+        for element in root.iter("text")
+        if element.text and re.fullmatch(pattern, element.text)
+    }
+
+
+@pytest.mark.parametrize("num_runs", [1, 2, 4])
+def test_the_threshold_of_a_class_stands_beside_its_bar(num_runs: int) -> None:
+    runs = [
+        run_of(
+            f"run {n}",
+            classes=[
+                {"name": "a", "ap50": 40.0 + n, "threshold": 0.12345 + n / 10},
+                {"name": "b", "ap50": 30.0 + n, "threshold": None},
+            ],
+        )
+        for n in range(num_runs)
     ]
-    shown = texts(parsed(plots.class_bars([run_of(classes=rows)])))
-    assert {"threshold", "0.123"} <= set(shown)
-    both = texts(parsed(plots.class_bars([run_of(classes=rows), run_of("b", classes=rows)])))
-    assert "threshold" not in both
+    root = parsed(plots.class_bars(runs))
+    assert "threshold" in texts(root)
+    beside = heights(root, r"0\.\d+")
+    assert list(beside) == ["0.123", "0.223", "0.323", "0.423"][:num_runs]
+    assert list(beside.values()) == pytest.approx(list(heights(root, r"4\d\.0").values()))
+
+
+def test_a_class_that_a_run_lacks_has_no_threshold_there() -> None:
+    row = {"name": "a", "ap50": 40.0, "threshold": 0.5}
+    runs = [run_of("one", classes=[row]), run_of("two", classes=[row | {"name": "b"}])]
+    assert texts(parsed(plots.class_bars(runs))).count("0.500") == 2
 
 
 def test_of_many_classes_the_best_and_the_worst_are_shown() -> None:
@@ -181,9 +208,9 @@ def test_of_many_classes_the_best_and_the_worst_are_shown() -> None:
 
 
 def test_many_runs_leave_out_the_numbers_beside_the_bars() -> None:
-    runs = [run_of(f"run {n}", classes=classes(a=12.3)) for n in range(4)]
-    assert texts(parsed(plots.class_bars(runs[:3]))).count("12.3") == 3
-    assert "12.3" not in texts(parsed(plots.class_bars(runs)))
+    runs = [run_of(f"run {n}", classes=classes(a=12.3)) for n in range(5)]
+    assert texts(parsed(plots.class_bars(runs[:4]))).count("12.3") == 4
+    assert not {"12.3", "threshold", "0.250"} & set(texts(parsed(plots.class_bars(runs))))
 
 
 def errors(*counts: int) -> Results:
@@ -205,6 +232,11 @@ def test_errors_are_bars_with_counts_and_shares() -> None:
     assert "two" not in shown
     kinds = ["correct", "localisation", "duplicate", "class", "background", "missed"]
     assert [text for text in shown if text in kinds] == kinds
+
+
+def test_a_small_share_is_not_said_to_be_0() -> None:
+    shown = texts(parsed(plots.error_bars([run_of(errors=errors(997, 0, 3, 0, 0, 1))])))
+    assert {"3 (<1 %)", "0 (0 %)", "997 (100 %)"} <= set(shown)
 
 
 def test_the_bars_of_a_group_come_in_the_order_of_the_runs() -> None:
@@ -244,6 +276,21 @@ def test_scores_against_iou_lie_at_their_place_and_empty_cells_are_clear() -> No
         *("IoU of the anchor with its matched object", "score of the object's class"),
         *("number of anchors", "1", "10", "100", "1,000", "0.0", "1.0"),
     } <= set(texts(root))
+
+
+def test_a_shade_means_the_same_in_plots_with_one_scale() -> None:
+    few, many = anchors((5, 5, 3)), anchors((5, 5, 3000))
+    highest = highest_count([few, many, run_of(anchors=None)])
+    assert highest == 3000
+
+    def shade(run: ReportRun, scale: float) -> list[int]:
+        pixels, _ = picture(parsed(plots.score_against_iou(run, scale)))
+        (colour,) = pixels[pixels[..., 3] > 0].tolist()
+        return colour
+
+    assert shade(few, highest) != shade(many, highest)
+    assert shade(few, highest) != shade(few, 0.0)
+    assert shade(many, highest) == shade(many, 0.0)
 
 
 def test_a_single_anchor_is_shown() -> None:

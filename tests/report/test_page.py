@@ -71,8 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, make_run: Make) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     make_run(folder / "ap")
     make_run(folder / "focal", loss="focal", seed=1)
-    parts = ("errors", "confusion", "anchors", "pictures")
-    make_run(folder / "old", without=parts, has_metrics=False)
+    make_run(folder / "old", is_old=True, has_metrics=False)
     make_run(folder / "hostile", is_hostile=True)
     return folder
 
@@ -101,21 +100,63 @@ def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 def remove_plots(patch: pytest.MonkeyPatch) -> None:
     """Plots take most of the time; where they are not the point, there are none."""
     for name in plots.__all__:
-        patch.setattr(plots, name, lambda _: None)
+        patch.setattr(plots, name, lambda *_: None)
     patch.setattr(plots, "training_curves", lambda _: {})
 
 
 def test_the_headline_numbers_stand_on_top(one: str, folder: Path) -> None:
     (run,) = read(folder, "ap")
     page = Page(one)
-    assert page.words("h1") == ["ap: ap loss on synthetic"]
+    assert page.words("h1") == ["AP-loss on synthetic"]
     values = [f"{run.results['metrics'][name]:.1f}" for name in ("AP50", "AP", "AP75")]
     assert page.words("dd")[:3] == values
     assert headline(run) == "AP50 {}, AP {}, AP75 {}".format(*values)
 
 
+def test_the_loss_is_said_once(folder: Path, make_run: Make, no_plots: None) -> None:
+    make_run(folder / "mine", loss="focal")
+    make_run(folder / "focal-2", loss="focal")
+    titles = {"mine": ["mine", "focal loss"], "focal-2": ["focal-2"], "focal": ["focal loss"]}
+    for name, words in titles.items():
+        page = Page(render(read(folder, name)))
+        assert page.words("h1") == [": ".join(words) + " on synthetic"]
+        assert page.words("h3")[0] == words[0]
+
+
+def test_facts_that_differ_stand_by_run_and_the_others_once(folder: Path, no_plots: None) -> None:
+    first, second = read(folder, "ap", "focal")
+    first.results["training"]["wall_time_seconds"] = 7.5
+    page = Page(render([first, second]))
+    assert page.words("dd").count("64") == 1  # images
+    assert "Training 7.5 s 3 min 08 s" in page.all_text()
+    alone = Page(render([first])).words("dd")
+    assert {"7.5 s", "64", "VOC"} <= set(alone)
+
+
+def test_one_run_shows_its_other_metrics_with_the_headline(folder: Path, no_plots: None) -> None:
+    (run,) = read(folder, "ap")
+    text = Page(render([run])).all_text()
+    assert f"AP50_11point {run.results['metrics']['AP50_11point']:.1f}" in text
+
+
+def test_differences_of_the_headline_stand_in_the_cards(two: str, folder: Path) -> None:
+    before, after = (run.results["metrics"]["AP50"] for run in read(folder, "ap", "focal"))
+    difference = f"{after - before:+.1f}".replace("-", "−")
+    assert f"AP50 {difference} against AP-loss" in Page(two).all_text()
+
+
+def test_scores_of_all_runs_have_one_scale(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_plots(monkeypatch)
+    scales = []
+    monkeypatch.setattr(plots, "score_against_iou", lambda _, scale: scales.append(scale))
+    runs = read(folder, "ap", "focal", "old")
+    render(runs)
+    cells = [cell for run in runs[:2] for cell in run.results["anchors"]["cells"]]
+    assert scales == [max(count for _, _, count in cells)] * 3
+
+
 def test_every_section_is_there_and_in_the_contents(one: str, two: str) -> None:
-    names = ["summary", "pictures", "classes", "curves", "errors", "score-iou", "training"]
+    names = ["summary", "pictures", "classes", "curves", "score-iou", "errors", "training"]
     for text, expected in (
         (one, [*names, "settings", "provenance"]),
         (two, ["summary", "comparison", *names[1:], "settings", "provenance"]),
@@ -251,8 +292,18 @@ def test_runs_stand_side_by_side_with_their_differences(two: str, folder: Path) 
     assert re.findall(r"difference \w+\">([^<]*)<", rows[0][1]) == [""] * 4
 
 
+def test_the_bars_of_classes_say_what_stands_beside_them(
+    make_run: Make, tmp_path: Path, no_plots: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plots, "class_bars", lambda _: "<svg></svg>")
+    paths = [make_run(tmp_path / f"run {n}") for n in range(5)]
+    words = "One bar per class and run, with the threshold that prediction uses."
+    assert words in render(read_report_runs(paths[:4]))
+    assert "One bar per class and run." in render(read_report_runs(paths))
+
+
 def test_only_settings_that_differ_are_in_the_comparison(two: str) -> None:
-    start = two.index("Settings that differ")
+    start = two.index("<h3>What differs</h3>")
     table = two[start : two.index("</table>", start)]
     names = set(re.findall("<code>([^<]+)</code>", table))
     assert names == {"loss.name", "loss.settings", "loss.settings.delta", "seed"}
@@ -263,8 +314,9 @@ def test_a_note_of_several_runs_stands_once(folder: Path, no_plots: None) -> Non
     second = ReportRun("b", second.path, "focal", second.results | {"notes": ["same", "own"]}, [])
     first = ReportRun("a", first.path, "ap", first.results | {"notes": ["same"]}, [])
     text = Page(render([first, second])).all_text()
-    assert "a, b: same b: own" in text
-    assert "a, b:" not in Page(render([first])).all_text()
+    assert "same b: own" in text
+    assert "b: same" not in text  # all have it
+    assert "a: same" not in Page(render([first])).all_text()
 
 
 def test_an_unfair_comparison_is_warned_about(two: str) -> None:
@@ -286,7 +338,7 @@ def test_runs_on_other_data_are_not_put_beside_each_other(
 ) -> None:
     (run,) = read(folder, "ap")
     data = run.results["data"] | {"fingerprint": "other"}
-    make_run(tmp_path / "b", data=data)
+    make_run(tmp_path / "b", changes={"data": data})
     text = render(read_report_runs([folder / "ap", tmp_path / "b"]))
     assert "no sample images in common" in text
     assert "evaluated on different data" in text
@@ -304,7 +356,7 @@ def test_what_an_older_file_lacks_is_said(folder: Path) -> None:
 def test_an_evaluation_without_pictures_says_so(
     make_run: Make, tmp_path: Path, no_plots: None
 ) -> None:
-    text = render(read_report_runs([make_run(tmp_path, pictures=[])]))
+    text = render(read_report_runs([make_run(tmp_path, changes={"pictures": []})]))
     assert "no pictures: the evaluation was told to keep none" in text
     assert "pictures are not recorded" not in text
 
@@ -384,7 +436,8 @@ def test_the_script_cannot_end_its_element() -> None:
 
 def test_a_report_is_written_whole(folder: Path, tmp_path: Path, no_plots: None) -> None:
     out = tmp_path / "new" / "page.html"
-    assert write_report([folder / "ap"], out, title="A title") == out
+    (run,) = write_report([folder / "ap"], out, title="A title")
+    assert run.label == "ap"
     assert "A title" in out.read_text(encoding="utf-8")
     write_report([folder / "ap"], out)  # one of ours is replaced
     assert "A title" not in out.read_text(encoding="utf-8")

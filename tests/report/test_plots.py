@@ -129,7 +129,7 @@ def test_the_fields_are_not_mixed_up() -> None:
 
 @pytest.mark.parametrize("title", ["Batch AP", "Validation AP", "Validation AP50"])
 def test_percent_goes_from_0_to_100(make_rows: Callable[..., Rows], title: str) -> None:
-    shown = texts(plot(title, make_rows(num_steps=80)))
+    shown = texts(plot(title, make_rows(num_steps=160)))
     assert [text for text in shown if text in {"0", "20", "40", "60", "80", "100"}][-6:] == [
         *("0", "20", "40", "60", "80", "100")
     ]
@@ -146,7 +146,7 @@ def test_other_axes_start_at_0(title: str) -> None:
 
 
 def test_all_plots_go_from_0_to_the_last_step_of_any_run() -> None:
-    short = [*steps([1.0, 2.0]), {"kind": "evaluation", "step": 2, "AP": 5.0}]
+    short = [{"kind": "evaluation", "step": step, "AP": 5.0} for step in (1, 2)]
     root = plot("Validation AP", short, [{"kind": "step", "step": 200, "class_loss": 1.0}])
     to_x, _ = scales(root)
     across = [x for path in marks(root, "grid") for part in points(path) for x, _ in part]
@@ -195,6 +195,11 @@ def test_each_evaluation_is_a_point() -> None:
     assert len(marks(plot("Validation AP", rows), "series-1", "use")) == 3
 
 
+def test_a_single_evaluation_is_no_curve() -> None:
+    once = [{"kind": "evaluation", "step": 10, "AP": 3.0}]
+    assert plots.training_curves([run_of(once), run_of(once, "b")])["Validation AP"] is None
+
+
 def test_nothing_to_draw_gives_none() -> None:
     assert set(plots.training_curves([]).values()) == {None}
     assert set(plots.training_curves([run_of([])]).values()) == {None}
@@ -204,7 +209,7 @@ def test_nothing_to_draw_gives_none() -> None:
 
 def test_noisy_curves_have_a_running_mean_and_say_over_how_many_rows() -> None:
     root = plot("Class loss", steps([1.0, 3.0] * 100))
-    assert "training step (bold: mean of 9 rows)" in texts(root)
+    assert "training step (bold: mean of 9 values)" in texts(root)
     raw, bold = (path for path in marks(root, "series-1") if "clip-path" in path.attrib)
     assert "stroke-opacity: 0.3" in raw.attrib["style"]
     assert "opacity" not in bold.attrib["style"]

@@ -68,12 +68,12 @@ def test_a_run_without_metrics_has_no_rows(make_run: Make, tmp_path: Path) -> No
 
 def test_parts_that_older_files_lack_are_none(make_run: Make, tmp_path: Path) -> None:
     parts = ("errors", "confusion", "anchors", "pictures")
-    results = read_report_run(make_run(tmp_path / "a", without=parts)).results
+    results = read_report_run(make_run(tmp_path / "a", is_old=True)).results
     assert [results[name] for name in parts] == [None] * 4
 
 
 def test_unknown_parts_are_left_out(make_run: Make, tmp_path: Path) -> None:
-    results = read_report_run(make_run(tmp_path / "a", later=[1, 2])).results
+    results = read_report_run(make_run(tmp_path / "a", changes={"later": [1, 2]})).results
     assert "later" not in results
 
 
@@ -298,8 +298,19 @@ def test_the_same_run_twice_is_refused(make_run: Make, tmp_path: Path) -> None:
 
 def test_no_run_and_too_many_are_refused(tmp_path: Path) -> None:
     for paths in ([], [tmp_path] * 17):
-        with pytest.raises(RankdetError, match="expected 1 to 16 runs"):
+        expected = rf"^{len(paths)} runs: expected 1 to 16\. Give fewer, or write several pages\.$"
+        with pytest.raises(RankdetError, match=expected):
             read_report_runs(paths)
+
+
+def test_a_folder_of_runs_is_told_from_a_run(make_run: Make, tmp_path: Path) -> None:
+    (tmp_path / "demo" / "images").mkdir(parents=True)
+    (tmp_path / "demo" / "auc").mkdir()
+    runs = [make_run(tmp_path / "demo" / name) for name in ("ap", "focal")]
+    text = refused(tmp_path / "demo")
+    assert text.endswith(
+        f"demo: there is no results.json in this folder. Give the runs in it: {runs[0]}, {runs[1]}."
+    )
 
 
 def test_a_file_that_is_too_large_is_not_read(

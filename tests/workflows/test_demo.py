@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from rankdet.config import Config, DataConfig, DetectorConfig, EvaluationConfig, TrainingConfig
 from rankdet.data.dataset import open_dataset
-from rankdet.errors import CheckpointError, RankdetError
+from rankdet.errors import CheckpointError, RankdetError, TrainingError
 from rankdet.recipes import recipe
 from rankdet.workflows import demo as workflow
 from rankdet.workflows.demo import demo, is_finished
@@ -165,7 +165,8 @@ def test_it_prints_the_numbers_and_where_to_look(
     text = "\n".join(lines)
     assert str(finished / "index.html") in text
     assert str(finished / "found" / "pictures") in text
-    assert f"rankdet demo --compare focal,ohem,auc --out {finished}" in text
+    again = f"rankdet demo --compare focal,ohem,auc --out {finished} --seed {CONFIG.seed}"
+    assert again in text  # with another seed the folder would be refused
     assert "rankdet train DATA --weights imagenet --out runs/mine" in text
 
 
@@ -310,6 +311,39 @@ def test_a_removed_evaluation_is_made_again(finished: Path, pages: list[list[str
     assert results(finished / "ap")["metrics"] == before["metrics"]
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content["checkpoint"].update(step=3),  # evaluated by hand, when stopped
+        lambda content: content.pop("checkpoint"),
+    ],
+)
+def test_an_evaluation_that_is_not_of_the_end_is_made_again(
+    finished: Path, pages: list[list[str]], spoil: Callable[[dict[str, Any]], Any]
+) -> None:
+    before = results(finished / "ap")
+    content = results(finished / "ap")
+    content["metrics"]["AP50"] = 99.0
+    spoil(content)
+    (finished / "ap" / "results.json").write_text(json.dumps(content))
+    assert not is_finished(finished / "ap")
+    assert demo(finished, config=CONFIG, device="cpu") == 0
+    assert results(finished / "ap")["metrics"] == before["metrics"]
+    assert is_finished(finished / "ap")
+
+
+def test_a_damaged_evaluation_is_made_again(finished: Path, pages: list[list[str]]) -> None:
+    before = results(finished / "ap")
+    (finished / "ap" / "results.json").write_text('{"rankdet_results": 1, "metr')
+    assert demo(finished, config=CONFIG, device="cpu") == 0
+    assert results(finished / "ap")["metrics"] == before["metrics"]
+
+
+def test_a_row_of_another_kind_is_no_evaluation(finished: Path) -> None:
+    (finished / "ap" / "metrics.jsonl").write_text(f'{{"step": {NUM_STEPS}}}\n')
+    assert not is_finished(finished / "ap")
+
+
 def test_a_run_that_was_stopped_before_its_first_step_starts_again(
     tmp_path: Path, pages: list[list[str]]
 ) -> None:
@@ -318,6 +352,40 @@ def test_a_run_that_was_stopped_before_its_first_step_starts_again(
     (out / "ap").mkdir()
     assert demo(out, config=CONFIG, device="cpu") == 0
     assert is_finished(out / "ap")
+
+
+def test_a_compared_loss_that_fails_does_not_take_the_others_along(
+    finished: Path,
+    pages: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def train(out: Path, **options: Any) -> int:
+        if out.name == "auc":
+            raise TrainingError("step 3: the class loss is nan.")
+        return real_train(out, **options)
+
+    real_train = workflow.train
+    monkeypatch.setattr(workflow, "train", train)
+    with pytest.raises(TrainingError, match=r"1 run of 3 failed.*step 3: the class loss is nan"):
+        demo(finished, config=CONFIG, compare=["auc", "focal"], device="cpu")
+    assert pages == [["ap", "focal"]]
+    printed = capsys.readouterr()
+    assert "The loss auc failed: step 3" in printed.err
+    assert "focal " in printed.out
+
+
+def test_where_the_first_loss_fails_nothing_else_is_tried(
+    tmp_path: Path, pages: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(out: Path, **_: Any) -> int:
+        assert out.name == "ap"
+        raise TrainingError("step 3: the class loss is nan.")
+
+    monkeypatch.setattr(workflow, "train", train)
+    with pytest.raises(TrainingError, match=r"^step 3"):
+        demo(tmp_path / "demo", config=CONFIG, compare=["focal"], device="cpu")
+    assert pages == []
 
 
 def test_an_image_that_is_there_stays(

@@ -80,6 +80,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # names that the terminal has no characters for
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    os.environ.pop("MPLBACKEND", None)  # a notebook's, which may not be installed here
     try:
         app()
     except (RankdetError, OSError) as error:

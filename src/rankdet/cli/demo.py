@@ -47,11 +47,11 @@ def demo(
     rankdet demo --compare focal,ohem,auc --out runs/demo
     """
     losses = _losses(compare)
-    again = _command(out, compare, seed)
+    again = _command(out, compare, seed, device, json_file)
     try:
         typer.echo(
             "The demo: a small RetinaNet, AP-loss and images drawn by the program. The training "
-            "takes some minutes on two processors.",
+            "takes some minutes on two processors. Loading PyTorch comes first.",
             err=True,
         )
         check_device(device)
@@ -82,15 +82,21 @@ def _losses(text: str | None) -> list[str]:
     return names
 
 
-def _command(out: Path, compare: str | None, seed: int) -> str:
+def _command(
+    out: Path, compare: str | None, seed: int, device: str | None, json_file: Path | None
+) -> str:
     """What to type to go on.
 
-    >>> _command(Path("my runs"), "focal", 3)
+    >>> _command(Path("my runs"), "focal", 3, None, None)
     "rankdet demo --out 'my runs' --compare focal --seed 3"
     """
+    options = {
+        "--compare": compare,
+        "--seed": seed or None,
+        "--device": device,
+        "--json": json_file,
+    }
     words = ["rankdet", "demo", "--out", str(out)]
-    if compare is not None:
-        words += ["--compare", compare]
-    if seed:
-        words += ["--seed", str(seed)]
+    for name, value in options.items():
+        words += [] if value is None else [name, str(value)]
     return shlex.join(words)

@@ -48,14 +48,10 @@ def report(
     if out is None and len(runs) > 1:
         raise typer.BadParameter("expected a file for several runs", param_hint="--out")
 
-    from rankdet import output
     from rankdet.report import page, reading
 
     out = out or default_page(reading.results_file(runs[0]))
-    output.refuse_foreign(out, page.MARK, force)
-    found = reading.read_report_runs(runs)
-    page.write_page(found, out, title=title)
-    for run in found:
+    for run in page.write_report(runs, out, title=title, is_forced=force):
         typer.echo(f"{run.label}: {page.headline(run)}")
     typer.echo(f"Wrote {out}: {out.stat().st_size / 1e6:.1f} MB.")
 

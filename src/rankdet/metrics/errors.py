@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rankdet.metrics.matching import best_objects, joined, match, numbers
+from rankdet.metrics.matching import Matches, best_objects, joined, match, numbers
 from rankdet.metrics.ranking import Array
 from rankdet.structures import Detections, Target
 
@@ -60,14 +60,15 @@ def judge_errors(
     """The verdict on every detection from the threshold of its class on, and on every object.
 
     A detection is the first of these that holds:
-    uncounted: it belongs to an ignored object, by `matching.match` at IoU 0.5;
-    correct: it is a true positive of that matching;
-    duplicate: it has IoU >= 0.5 with its object, which a better detection has;
-    localisation: its best IoU with an object of its class is from 0.1 to below 0.5;
-    class: it has IoU >= 0.5 with an object of another class;
-    background: it is none of these.
-    Ignored objects are none here, but for the first. An object is found if a correct detection has
-    it.
+
+    - uncounted: it belongs to an ignored object, by `matching.match` at IoU 0.5;
+    - correct: it is a true positive of that matching;
+    - duplicate: it has IoU >= 0.5 with its object, which a better detection has;
+    - localisation: its best IoU with an object of its class is from 0.1 to below 0.5;
+    - class: it has IoU >= 0.5 with an object of another class;
+    - background: it is none of these.
+
+    Only the first looks at ignored objects. An object is found if a correct detection has it.
 
     >>> import torch
     >>> box, label = torch.tensor([[0.0, 0.0, 9.0, 9.0]]), torch.tensor([1])
@@ -84,28 +85,20 @@ def judge_errors(
     is_ignored = numbers([target.is_ignored for target in targets], 0).astype(bool)
     is_kept = scores >= np.asarray(thresholds, dtype=np.float64)[labels]
 
-    kinds = np.full(len(labels), BACKGROUND)
-    kinds[matches.rows[matches.is_true[0]]] = CORRECT
-    kinds[matches.rows[~matches.is_counted[0]]] = UNCOUNTED
-    is_on_object = np.zeros(len(labels), dtype=bool)
-    is_on_object[matches.rows] = matches.overlap >= IOU
-    # Its object is not ignored, as it is counted, and has a better detection, as it is not true.
-    kinds[is_on_object & (kinds == BACKGROUND)] = DUPLICATE
-
-    objects = np.flatnonzero(~is_ignored)
-
-    def overlap(rows: Array, groups: Array, object_groups: Array) -> Array:
-        """The best IoU of these detections with the objects of their group that count."""
-        return best_objects(
-            groups[rows], boxes[rows], object_groups[objects], object_boxes[objects]
-        )[1]
-
+    kinds = _kinds_at_objects(matches)
     of_class = images * len(thresholds) + labels
     object_of_class = object_images * len(thresholds) + object_labels
-    rows = np.flatnonzero(is_kept & (kinds == BACKGROUND))
-    kinds[rows[overlap(rows, of_class, object_of_class) >= LOWER_IOU]] = LOCALISATION
-    rows = np.flatnonzero(is_kept & (kinds == BACKGROUND))  # far from objects of their own class
-    kinds[rows[overlap(rows, images, object_images) >= IOU]] = CLASS
+    # What the first pass leaves is far from all objects of its class: where the second finds one,
+    # it is of another.
+    for groups, object_groups, least, kind in (
+        (of_class, object_of_class, LOWER_IOU, LOCALISATION),
+        (images, object_images, IOU, CLASS),
+    ):
+        rows = np.flatnonzero(is_kept & (kinds == BACKGROUND))
+        _, overlap = best_objects(
+            groups[rows], boxes[rows], object_groups[~is_ignored], object_boxes[~is_ignored]
+        )
+        kinds[rows[overlap >= least]] = kind
     kinds[~is_kept] = NOT_KEPT
 
     states = np.where(is_ignored, OBJECT_IGNORED, MISSED)
@@ -122,6 +115,16 @@ def judge_errors(
         object_boxes=object_boxes,
         states=states,
     )
+
+
+def _kinds_at_objects(matches: Matches) -> Array:
+    """(D,) uncounted, correct or duplicate; background where it is none of these."""
+    kinds = np.full(len(matches.rows), BACKGROUND)
+    # At an object, and neither true nor uncounted: a better detection has it.
+    kinds[matches.rows[matches.overlap >= IOU]] = DUPLICATE
+    kinds[matches.rows[matches.is_true[0]]] = CORRECT
+    kinds[matches.rows[~matches.is_counted[0]]] = UNCOUNTED
+    return kinds
 
 
 def error_counts(verdicts: Verdicts, classes: Sequence[str]) -> dict[str, Any]:

@@ -5,14 +5,16 @@ All differences are to the first run that is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rankdet.errors import listed
 from rankdet.report.reading import ReportRun
 
 NOT_SET = "not set"
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -33,23 +35,30 @@ class Row:
 
 def metric_rows(runs: Sequence[ReportRun]) -> list[Row]:
     """A row for each number of the whole; runs that lack it have None."""
-    names = dict.fromkeys(name for run in runs for name in run.results["metrics"])
-    return [_row(name, [run.results["metrics"].get(name) for run in runs]) for name in names]
+    return _rows([run.results["metrics"] for run in runs])
 
 
 def class_rows(runs: Sequence[ReportRun], field: str = "ap50") -> list[Row]:
     """A row for each class that any of the runs has; classes are the same if their names are."""
-    tables = [{row["name"]: row[field] for row in run.results["classes"]} for run in runs]
+    return _rows([{row["name"]: row[field] for row in run.results["classes"]} for run in runs])
+
+
+def _rows(tables: Sequence[Mapping[str, float | None]]) -> list[Row]:
+    rows = []
+    for name, (first, *others) in aligned(tables, None):
+        differences = [None if first is None or v is None else v - first for v in others]
+        rows.append(Row(name, tuple(map(Cell, [first, *others], [None, *differences]))))
+    return rows
+
+
+def aligned(tables: Sequence[Mapping[str, Value]], missing: Value) -> list[tuple[str, list[Value]]]:
+    """Every name of any table, with its value in each of them.
+
+    >>> aligned([{"a": 1, "b": 2}, {"b": 3}], 0)
+    [('a', [1, 0]), ('b', [2, 3])]
+    """
     names = dict.fromkeys(name for table in tables for name in table)
-    return [_row(name, [table.get(name) for table in tables]) for name in names]
-
-
-def _row(name: str, values: Sequence[float | None]) -> Row:
-    first = values[0]
-    differences = [
-        None if value is None or first is None else value - first for value in values[1:]
-    ]
-    return Row(name, tuple(map(Cell, values, [None, *differences])))
+    return [(name, [table.get(name, missing) for table in tables]) for name in names]
 
 
 def flat_settings(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -88,9 +97,7 @@ def setting_text(value: Any) -> str:
 
 def all_settings(runs: Sequence[ReportRun]) -> list[tuple[str, list[str]]]:
     """The name of each setting of any run, and its value in each."""
-    tables = [flat_settings(run.results["config"]) for run in runs]
-    names = dict.fromkeys(name for table in tables for name in table)
-    return [(name, [table.get(name, NOT_SET) for table in tables]) for name in names]
+    return aligned([flat_settings(run.results["config"]) for run in runs], NOT_SET)
 
 
 def differing_settings(runs: Sequence[ReportRun]) -> list[tuple[str, list[str]]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rankdet.report import wording
 from rankdet.report.axes import description, line_look, percent_axis, plain_numbers
 from rankdet.report.reading import ReportRun
 from rankdet.report.svg import INK, SERIES, Drawing
@@ -24,7 +25,7 @@ _DARK, _LIGHT = "#010101", "#ffffff"  # on shades, which are the same on every p
 _MOST_NAMED_CURVES = 8
 _MOST_CURVES = 100  # faint ones: of more classes some are shown, evenly chosen; the mean is of all
 _MOST_BARS = 30  # classes; of more, the best and the worst are shown
-_MOST_VALUES = 3  # runs up to which the bars of classes have their numbers; more are too dense
+MOST_VALUES = 4  # runs up to which the bars of classes have their numbers; more are too dense
 _MOST_COUNTS = 12  # classes up to which the confusion matrix shows its numbers
 _MOST_NAMES = 18  # classes that the sides of the confusion matrix name
 
@@ -121,8 +122,8 @@ def _corners(x: Values, y: Values) -> tuple[Values, Values]:
 def class_bars(runs: Sequence[ReportRun]) -> str | None:
     """AP50 of each class as bars, grouped by run and sorted by the first one's.
 
-    Of more than 30 classes, the best 15 and the worst 15 are shown. With one run, the threshold of
-    each class stands beside its bar.
+    Of more than 30 classes, the best 15 and the worst 15 are shown. With up to 4 runs, the number
+    stands behind each bar, and the threshold of the class at the right.
     """
     tables = [{row["name"]: row for row in run.results["classes"]} for run in runs]
     names = sorted(
@@ -132,7 +133,7 @@ def class_bars(runs: Sequence[ReportRun]) -> str | None:
     if all(_ap50(table.get(name)) < 0 for table in tables for name in names):
         return None
     shown = _ends(names)
-    row_height = max(16, 6 + len(runs) * (13 if len(runs) <= _MOST_VALUES else 7))
+    row_height = max(16, 6 + len(runs) * (13 if len(runs) <= MOST_VALUES else 7))
     with Drawing(50 + row_height * len(shown), description("AP50 per class", runs)) as drawing:
         axes = drawing.axes("AP50 in %", "")
         handles = [
@@ -143,8 +144,8 @@ def class_bars(runs: Sequence[ReportRun]) -> str | None:
         labels = [drawing.name(name, 20) if name else between for name in shown]
         _set_bar_rows(axes, labels)
         percent_axis(axes, "x")
-        if len(runs) == 1:
-            _write_thresholds(axes, shown, tables[0])
+        if len(runs) <= MOST_VALUES:
+            _write_thresholds(axes, shown, tables)
         if len(runs) > 1:
             drawing.legend(handles, [run.label for run in runs])
     return drawing.svg
@@ -165,32 +166,40 @@ def _draw_class_bars(
     axes: Axes, names: Sequence[str | None], table: Mapping[str, Any], index: int, num_runs: int
 ) -> Any:
     """Draw the bars of one run, each with its number; gives the legend's handle."""
-    height = 0.8 / num_runs
-    rows = np.arange(len(names)) - 0.4 + height * (index + 0.5)
+    rows = _bar_places(len(names), index, num_runs)
     values = [_ap50(table.get(name)) if name is not None else -1.0 for name in names]
     bars = axes.barh(
-        rows, np.maximum(values, 0), height=0.94 * height, color=SERIES[index % len(SERIES)]
+        rows, np.maximum(values, 0), height=0.94 * 0.8 / num_runs, color=SERIES[index % len(SERIES)]
     )
     for row, name, value in zip(rows, names, values, strict=True):
-        if name is not None and num_runs <= _MOST_VALUES:
+        if name is not None and num_runs <= MOST_VALUES:
             text = f"{value:.1f}" if value >= 0 else "n/a"
             axes.text(max(value, 0) + 1, row, text, va="center", fontsize=10)
     return bars
 
 
-def _write_thresholds(axes: Axes, names: Sequence[str | None], table: Mapping[str, Any]) -> None:
-    """Write each class's threshold in a column at the right.
+def _bar_places(num_rows: int, index: int, num_runs: int) -> Values:
+    """Where the middles of a run's bars are, in rows that the bars of all runs fill to 0.8."""
+    return np.arange(num_rows, dtype=np.float64) - 0.4 + 0.8 / num_runs * (index + 0.5)
+
+
+def _write_thresholds(
+    axes: Axes, names: Sequence[str | None], tables: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write the threshold of each bar in a column at the right.
 
     Its distance is in points: the layout, which changes the width of the axes, then leaves it room.
     """
     place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "fontsize": 10}
     axes.annotate("threshold", (1, 1), (58, 2), xycoords="axes fraction", va="bottom", **place)
     rows = axes.get_yaxis_transform()
-    for row, name in enumerate(names):
-        threshold = table[name]["threshold"] if name is not None else None
-        if threshold is not None:
-            text = f"{threshold:.3g}"
-            axes.annotate(text, (1, row), (58, 0), xycoords=rows, va="center", **place)
+    for index, table in enumerate(tables):
+        middles = _bar_places(len(names), index, len(tables))
+        for middle, name in zip(middles, names, strict=True):
+            row = None if name is None else table.get(name)
+            if row is not None and row["threshold"] is not None:
+                text = wording.threshold(row["threshold"])
+                axes.annotate(text, (1, middle), (58, 0), xycoords=rows, va="center", **place)
 
 
 def _set_bar_rows(axes: Axes, labels: Sequence[str]) -> None:
@@ -223,7 +232,7 @@ def error_bars(runs: Sequence[ReportRun]) -> str | None:
             handles.append(axes.barh(rows, counts, height=0.9 * height, color=colour))
             for row, kind, count in zip(rows, KINDS, counts, strict=True):
                 whole = errors["num_objects" if kind == "missed" else "num_detections"]
-                share = f" ({100 * count / whole:.0f} %)" if whole else ""
+                share = f" ({_whole_percent(100 * count / whole)} %)" if whole else ""
                 text = f"{count:,}{share}"
                 axes.text(count + 0.012 * longest, row, text, va="center", fontsize=10)
         _set_bar_rows(axes, KINDS)
@@ -235,8 +244,22 @@ def error_bars(runs: Sequence[ReportRun]) -> str | None:
     return drawing.svg
 
 
-def score_against_iou(run: ReportRun) -> str | None:
-    """How many anchors have which IoU with their object and which score: the paper's figure."""
+def _whole_percent(value: float) -> str:
+    """Without digits behind the point, and never 0 for what is there."""
+    return "<1" if 0 < value < 0.5 else f"{value:.0f}"
+
+
+def highest_count(runs: Sequence[ReportRun]) -> float:
+    """The most anchors in a cell of any run: with it a shade means the same in all plots."""
+    cells = [cell for run in runs for cell in (run.results.get("anchors") or {}).get("cells", [])]
+    return max((float(count) for _, _, count in cells), default=0.0)
+
+
+def score_against_iou(run: ReportRun, highest: float = 0.0) -> str | None:
+    """How many anchors have which IoU with their object and which score: the paper's figure.
+
+    highest: the end of the scale, if the run itself has no more in a cell.
+    """
     anchors = run.results.get("anchors")
     if not anchors or not anchors["cells"]:
         return None
@@ -246,7 +269,7 @@ def score_against_iou(run: ReportRun) -> str | None:
     with Drawing(330, f"Score against IoU of the anchors: {run.label}") as drawing:
         from matplotlib.colors import LogNorm
 
-        scale = LogNorm(1, max(10.0, counts.max()))
+        scale = LogNorm(1, max(10.0, highest, counts.max()))
         axes = drawing.axes(
             "IoU of the anchor with its matched object", "score of the object's class"
         )

@@ -110,16 +110,15 @@ def optional(check: Check) -> Check:
     return lambda value, place: None if value is None else check(value, place)
 
 
-def list_of(check: Check, most: int, *, length: int | None = None, least: int = 0) -> Check:
-    """A list of values that pass the check: from `least` to `most`, or exactly `length`."""
+def list_of(check: Check, most: int, *, least: int = 0) -> Check:
+    """A list of `least` to `most` values that pass the check."""
 
     def checked(value: Any, place: str) -> list[Any]:
         if not isinstance(value, list):
             raise FieldError(place, "expected a list", value)
-        if length is not None and len(value) != length:
-            raise FieldError(place, f"expected {length} entries, got {len(value)}", None)
         if not least <= len(value) <= most:
-            raise FieldError(place, f"expected {least} to {most} entries, got {len(value)}", None)
+            wanted = f"{most}" if least == most else f"{least} to {most}"
+            raise FieldError(place, f"expected {wanted} entries, got {len(value)}", None)
         return [check(item, f"{place}[{index}]") for index, item in enumerate(value)]
 
     return checked
@@ -159,8 +158,15 @@ def mapping(check: Check, most: int = 100) -> Check:
     return checked
 
 
-def settings(value: Any, place: str, depth: int = 0) -> Any:
-    """Settings: text, numbers, true, false, null, and lists and objects of them, within limits."""
+def settings(value: Any, place: str) -> dict[str, Any]:
+    """An object of settings: text, numbers, true, false, null, lists and objects, within limits."""
+    if not isinstance(value, dict):
+        raise FieldError(place, "expected an object", value)
+    result: dict[str, Any] = _setting(value, place, 0)
+    return result
+
+
+def _setting(value: Any, place: str, depth: int) -> Any:
     if depth > _DEEPEST:
         raise FieldError(place, f"expected at most {_DEEPEST} levels", None)
     if isinstance(value, dict | list) and len(value) > _MOST_ITEMS:
@@ -168,11 +174,11 @@ def settings(value: Any, place: str, depth: int = 0) -> Any:
     if isinstance(value, dict):
         names = {name: shown(name, LONGEST_NAME) for name in value}
         return {
-            shown_name: settings(value[name], _inside(place, shown_name), depth + 1)
+            shown_name: _setting(value[name], _inside(place, shown_name), depth + 1)
             for name, shown_name in names.items()
         }
     if isinstance(value, list):
-        return [settings(item, f"{place}[{i}]", depth + 1) for i, item in enumerate(value)]
+        return [_setting(item, f"{place}[{i}]", depth + 1) for i, item in enumerate(value)]
     if isinstance(value, str):
         return shown(value)
     if value is None or isinstance(value, bool):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -19,8 +19,9 @@ from rankdet.errors import listed
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.report import comparison, pictures, plots, wording
 from rankdet.report.contents import ERROR_KINDS
+from rankdet.report.evaluation_plots import MOST_VALUES, highest_count
 from rankdet.report.fields import LONGEST_NAME, shown
-from rankdet.report.reading import ReportRun, read_report_runs
+from rankdet.report.reading import ReportRun, read_report_runs, says_loss
 from rankdet.report.templates import environment, source
 from rankdet.report.training_plots import PARTS, mean_parts
 
@@ -32,19 +33,20 @@ _MANY_CLASSES = 24  # from here on a table of classes scrolls in its own box
 
 def write_report(
     paths: Sequence[Path], out: Path, *, title: str | None = None, is_forced: bool = False
-) -> Path:
-    """Write the page about the runs in these folders (or results files) to `out`, and give it.
+) -> list[ReportRun]:
+    """The runs in these folders (or results files), after a page about them was written to `out`.
 
     RankdetError if a run cannot be used, or `out` is a file of somebody else's.
     """
     refuse_foreign(out, MARK, is_forced)
-    return write_page(read_report_runs(paths), out, title=title)
+    runs = read_report_runs(paths)
+    write_page(runs, out, title=title)
+    return runs
 
 
-def write_page(runs: Sequence[ReportRun], out: Path, *, title: str | None = None) -> Path:
+def write_page(runs: Sequence[ReportRun], out: Path, *, title: str | None = None) -> None:
     """Write the page about runs that have been read; `out` is replaced."""
     write_whole(out, render(runs, title=title).encode("utf-8"))
-    return out
 
 
 def render(runs: Sequence[ReportRun], *, title: str | None = None) -> str:
@@ -52,6 +54,8 @@ def render(runs: Sequence[ReportRun], *, title: str | None = None) -> str:
     script = source("script.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = environment().get_template("page.html")
+    facts = _facts(runs)
+    scale = highest_count(runs)
     return page.render(
         title=shown(title, LONGEST_NAME) if title else _title(runs),
         version=__version__,
@@ -60,10 +64,11 @@ def render(runs: Sequence[ReportRun], *, title: str | None = None) -> str:
         script_hash=digest,
         words=wording,
         legend=pictures.LEGEND,
-        runs=[_run(run) for run in runs],
+        runs=[_run(run, scale) for run in runs],
         is_comparison=len(runs) > 1,
         metrics=comparison.metric_rows(runs),
-        facts=_facts(runs),
+        facts=[(name, values[0]) for name, values in facts if len(set(values)) == 1],
+        differing_facts=[(name, values) for name, values in facts if len(set(values)) > 1],
         notes=_notes(runs),
         class_rows=comparison.class_rows(runs),
         is_long=max(len(run.results["classes"]) for run in runs) > _MANY_CLASSES,
@@ -75,6 +80,7 @@ def render(runs: Sequence[ReportRun], *, title: str | None = None) -> str:
         times=_times(runs),
         mean_curve=_safe(plots.precision_recall_mean(runs)) if len(runs) > 1 else None,
         class_bars=_safe(plots.class_bars(runs)),
+        has_thresholds=len(runs) <= MOST_VALUES,
         error_bars=_safe(plots.error_bars(runs)),
         error_rows=_error_rows(runs),
         side_by_side=_side_by_side(runs),
@@ -90,8 +96,17 @@ def headline(run: ReportRun) -> str:
 
 def _title(runs: Sequence[ReportRun]) -> str:
     if len(runs) == 1:
-        return f"{runs[0].label}: {runs[0].loss} loss on {_data_name(runs[0])}"
-    return f"{len(runs)} runs: {listed([run.label for run in runs], 4)}"
+        name = ": ".join(filter(None, _heading(runs[0])))
+        return f"{name} on {_data_name(runs[0])}"
+    return f"{len(runs)} runs: {listed([_heading(run)[0] for run in runs], 4)}"
+
+
+def _heading(run: ReportRun) -> tuple[str, str]:
+    """What to call a run, and its loss where that does not say it."""
+    loss = wording.loss_name(run.loss)
+    if run.label == run.loss:
+        return loss, ""
+    return run.label, "" if says_loss(run.label, run.loss) else loss
 
 
 def _data_name(run: ReportRun) -> str:
@@ -99,19 +114,19 @@ def _data_name(run: ReportRun) -> str:
     return PurePath(path).name or path
 
 
-def _run(run: ReportRun) -> dict[str, Any]:
-    """What the page shows of one run alone."""
+def _run(run: ReportRun, scale: float) -> dict[str, Any]:
+    """What the page shows of one run alone; scale: of the anchors, the same for all runs."""
     results = run.results
     return {
         "label": run.label,
-        "loss": run.loss,
+        "heading": _heading(run),
         "classes": results["classes"],
         "metrics": results["metrics"],
         "num_detections": sum(row["num_detections"] for row in results["classes"]),
         "num_objects": sum(row["num_objects"] for row in results["classes"]),
         "errors": results["errors"],
         "curve": _safe(plots.precision_recall(run)),
-        "scatter": _safe(plots.score_against_iou(run)),
+        "scatter": _safe(plots.score_against_iou(run, scale)),
         "anchors": results["anchors"],
         "confusion": _safe(plots.confusion(run)),
         "has_confusion": results["confusion"] is not None,
@@ -131,30 +146,31 @@ def _safe(svg: str | None) -> Markup | None:
 
 
 def _facts(runs: Sequence[ReportRun]) -> list[tuple[str, list[str]]]:
-    """What a reader wants to know first, beside the metrics: a row each, a cell per run."""
+    """What a reader wants to know first, beside the metrics: a name, and the value in each run."""
     rows: tuple[tuple[str, Callable[[ReportRun], str]], ...] = (
-        ("Class loss", lambda run: run.loss),
-        ("Protocol", lambda run: run.results["protocol"].upper()),
         ("Data", lambda run: f"{_data_name(run)}, split {run.results['data']['split'] or '?'}"),
         ("Images", lambda run: wording.count(run.results["data"]["num_images"])),
         ("Objects", lambda run: wording.count(run.results["data"]["num_objects"])),
         ("Classes", lambda run: wording.count(len(run.results["classes"]))),
+        ("Protocol", lambda run: run.results["protocol"].upper()),
         ("Detector", _detector),
-        ("Checkpoint", _checkpoint),
-        ("Training time", _training_time),
-        ("Inference", lambda run: _inference(run, "images_per_second")),
-        ("Network alone", lambda run: _inference(run, "network_images_per_second")),
+        ("Trained for", _checkpoint),
+        ("Training", _training_time),
+        ("Evaluation", lambda run: _inference(run, "images_per_second")),
+        ("Network", lambda run: _inference(run, "network_images_per_second")),
     )
     return [(name, [text(run) for run in runs]) for name, text in rows]
 
 
 def _notes(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
-    """Every note of the evaluations once, after the labels of the runs that have it."""
+    """Every note of the evaluations once, with the labels of the runs that have it if not all."""
     labels: dict[str, list[str]] = {}
     for run in runs:
         for note in dict.fromkeys(run.results["notes"]):
             labels.setdefault(note, []).append(run.label)
-    return [(", ".join(named), note) for note, named in labels.items()]
+    return [
+        (", ".join(named) if len(named) < len(runs) else "", note) for note, named in labels.items()
+    ]
 
 
 def _detector(run: ReportRun) -> str:
@@ -166,8 +182,8 @@ def _detector(run: ReportRun) -> str:
 def _checkpoint(run: ReportRun) -> str:
     checkpoint = run.results["checkpoint"] or {}
     step, epoch = checkpoint.get("step"), checkpoint.get("epoch")
-    parts = [checkpoint.get("name")] if step is None else [f"step {step:,}"]
-    parts += [] if epoch is None else [f"after {epoch:,} epochs"]
+    parts = [checkpoint.get("name")] if step is None else [f"{step:,} steps"]
+    parts += [] if epoch is None else [f"{epoch:,} epochs"]
     return ", ".join(part for part in parts if part) or wording.NOT_AVAILABLE
 
 
@@ -233,15 +249,10 @@ def _pictures(run: ReportRun) -> list[dict[str, Any]]:
     """The groups best, worst and missed, each with its figures; groups without any are left out."""
     groups = []
     for kind, (title, meaning) in wording.PICTURE_TITLES.items():
-        figures = _figures(run, kind)
+        figures = [pictures.picture_figure(picture) for picture in _of_kind(run, kind)]
         if figures:
             groups.append({"title": title, "meaning": meaning, "figures": figures})
     return groups
-
-
-def _figures(run: ReportRun, kind: str) -> list[Markup]:
-    chosen = _of_kind(run, kind)
-    return [pictures.picture_figure(picture) for picture in chosen]
 
 
 def _of_kind(run: ReportRun, kind: str) -> list[dict[str, Any]]:
@@ -279,12 +290,14 @@ def _provenance(runs: Sequence[ReportRun]) -> list[dict[str, Any]]:
         ("Training", [(run.results["training"] or {}).get("provenance") for run in runs]),
         ("Evaluation", [run.results["provenance"] for run in runs]),
     )
-    return [
-        {"title": title, "rows": _aligned([comparison.flat_settings(part or {}) for part in found])}
-        for title, found in parts
-    ]
+    result = []
+    for title, found in parts:
+        tables = [_texts(part or {}) for part in found]
+        rows = comparison.aligned(tables, wording.NOT_AVAILABLE)
+        result.append({"title": title, "rows": rows})
+    return result
 
 
-def _aligned(tables: Sequence[dict[str, str]]) -> Iterable[tuple[str, list[str]]]:
-    names = dict.fromkeys(name for table in tables for name in table)
-    return [(name, [table.get(name, wording.NOT_AVAILABLE) for table in tables]) for name in names]
+def _texts(content: dict[str, Any]) -> dict[str, str]:
+    """Every entry as one text: the versions of all packages are a line and not a table."""
+    return {name: comparison.setting_text(value) for name, value in content.items()}

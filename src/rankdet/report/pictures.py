@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from rankdet.report.svg import display_width
+from rankdet.report.svg import display_width, printable_name
 from rankdet.report.templates import environment
 
 # A box's look by the kind of a detection or the state of an object; found objects have the box of
@@ -28,7 +28,7 @@ LEGEND = (
     ("correct", "correct detection"),
     ("wrong", "wrong detection"),
     ("missed", "missed object"),
-    ("uncounted", "does not count (ignored objects)"),
+    ("uncounted", "not counted"),
 )
 _REASONS = {
     "correct": "correct",
@@ -51,7 +51,7 @@ _WIDTH = 290.0
 _LABEL_HEIGHT = 15.0
 _CHARACTER_WIDTH = 7.2
 _LABEL_PADDING = 6.0
-_LONGEST_NAME = 18  # characters of a class on a label
+_LONGEST_NAME = 18  # columns of a class on a label
 
 Rectangle = tuple[float, float, float, float]  # x1, y1, x2, y2
 
@@ -84,11 +84,12 @@ def _shown(picture: Mapping[str, Any]) -> dict[str, Any]:
 
 def _boxes(picture: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     for found in picture["detections"]:
-        label = f"{_cut(found['class'])} {found['score']:.2f}"
+        label = f"{printable_name(found['class'], _LONGEST_NAME)} {found['score']:.2f}"
         yield _box(picture, found["box"], found["kind"], label, found["score"])
     for thing in picture["objects"]:
         if thing["state"] != "found":
-            yield _box(picture, thing["box"], thing["state"], _cut(thing["class"]), None)
+            label = printable_name(thing["class"], _LONGEST_NAME)
+            yield _box(picture, thing["box"], thing["state"], label, None)
 
 
 def _box(
@@ -112,10 +113,6 @@ def _box(
 
 def _percent(value: float, size: int) -> float:
     return round(min(max(100 * value / size, 0.0), 100.0), 2)
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 def _place_labels(boxes: list[dict[str, Any]], width: float, height: float) -> None:

@@ -46,7 +46,9 @@ class ReportRun:
 def read_report_runs(paths: Sequence[Path]) -> list[ReportRun]:
     """The runs in the order that is given, with labels that tell them apart."""
     if not 1 <= len(paths) <= _MOST_RUNS:
-        raise RankdetError(f"expected 1 to {_MOST_RUNS} runs, got {len(paths)}.")
+        raise RankdetError(
+            f"{len(paths)} runs: expected 1 to {_MOST_RUNS}. Give fewer, or write several pages."
+        )
     runs = [read_report_run(path) for path in paths]
     files = Counter(run.path.resolve() for run in runs)
     for run in runs:
@@ -79,6 +81,12 @@ def results_file(path: Path) -> Path:
     file = path / RESULTS_FILE
     if file.is_file():
         return file
+    inside = sorted(printable(str(other.parent)) for other in path.glob(f"*/{RESULTS_FILE}"))
+    if inside:  # a folder of runs, as a demo writes
+        raise RankdetError(
+            f"{printable(str(path))}: there is no {RESULTS_FILE} in this folder. "
+            f"Give the runs in it: {listed(inside, 5)}."
+        )
     others = sorted(printable(str(other)) for other in path.glob("results-*.json"))
     hint = f" Or give one of its other results: {listed(others, 5)}." if others else ""
     raise RankdetError(
@@ -157,7 +165,7 @@ def _labels(files: Sequence[Path], losses: Sequence[str]) -> list[str]:
             break
     if len(set(losses)) > 1:  # what is compared, where the folder does not say it
         labels = [
-            label if loss.lower() in re.split(r"[^a-z0-9_]", label.lower()) else f"{label} ({loss})"
+            label if says_loss(label, loss) else f"{label} ({loss})"
             for label, loss in zip(labels, losses, strict=True)
         ]
     labels = [_shortened(label) for label in labels]
@@ -166,6 +174,15 @@ def _labels(files: Sequence[Path], losses: Sequence[str]) -> list[str]:
         f"{label} #{position}" if counts[label] > 1 else label
         for position, label in enumerate(labels, start=1)
     ]
+
+
+def says_loss(label: str, loss: str) -> bool:
+    """Whether the label has the name of the loss as one of its words.
+
+    >>> says_loss("focal 2", "focal"), says_loss("maps", "ap")
+    (True, False)
+    """
+    return loss.lower() in re.split(r"[^a-z0-9_]", label.lower())
 
 
 def _words(file: Path) -> list[str]:

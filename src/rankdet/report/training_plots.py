@@ -67,11 +67,11 @@ def _curve_plot(curve: _Curve, runs: Sequence[ReportRun]) -> str | None:
     lines = [number_series(run.rows, curve.kind, curve.field) for run in runs]
     drawn = np.concatenate([values for _, values in lines]) if lines else np.empty(0)
     drawn = drawn[np.isfinite(drawn)]
-    if not drawn.size:
+    if not drawn.size or (curve.kind == "evaluation" and not _has_line(lines)):
         return None
     window = _window(max(len(steps) for steps, _ in lines)) if curve.is_noisy else 1
     with Drawing(_HEIGHT, description(curve.title, runs)) as drawing:
-        note = f" (bold: mean of {window} rows)" if window > 1 else ""
+        note = f" (bold: mean of {window} values)" if window > 1 else ""
         axes = drawing.axes(f"training step{note}", curve.axis)
         has_markers = curve.kind == "evaluation"
         present = [index for index, (_, values) in enumerate(lines) if np.isfinite(values).any()]
@@ -81,6 +81,11 @@ def _curve_plot(curve: _Curve, runs: Sequence[ReportRun]) -> str | None:
         if len(runs) > 1:
             drawing.legend(handles, [runs[index].label for index in present])
     return drawing.svg
+
+
+def _has_line(lines: Sequence[tuple[Values, Values]]) -> bool:
+    """Whether a run was evaluated more than once: a lone last value is among the metrics."""
+    return any(np.isfinite(values).sum() > 1 for _, values in lines)
 
 
 def _draw_line(

@@ -5,6 +5,16 @@ from __future__ import annotations
 NOT_AVAILABLE = "n/a"
 HEADLINE = ("AP50", "AP", "AP75")  # the metrics in big numbers
 
+LOSS_NAMES = {
+    "ap": "AP-loss",
+    "auc": "AUC-loss",
+    "focal": "focal loss",
+    "ohem": "OHEM",
+    "ghm": "GHM loss",
+    "dr": "DR loss",
+    "smooth_ap": "smooth AP loss",
+    "hinge_ap": "hinge AP loss",
+}
 METRIC_MEANINGS = {
     "AP50": "average precision, the mean over the classes, where a detection is right if it "
     "overlaps an object of its class with an IoU of at least 0.5. 100 is perfect.",
@@ -45,6 +55,14 @@ PICTURE_TITLES = {
 }
 
 
+def loss_name(loss: str) -> str:
+    """
+    >>> loss_name("ap"), loss_name("mine")
+    ('AP-loss', 'mine loss')
+    """
+    return LOSS_NAMES.get(loss, f"{loss} loss")
+
+
 def percent(value: float | None) -> str:
     """
     >>> percent(30.25), percent(None)
@@ -72,11 +90,12 @@ def trend(value: float | None) -> str:
 
 
 def threshold(value: float | None) -> str:
+    """With three digits that count.
+
+    >>> threshold(0.02584), threshold(0.079), threshold(None)
+    ('0.0258', '0.0790', 'n/a')
     """
-    >>> threshold(0.02584), threshold(None)
-    ('0.0258', 'n/a')
-    """
-    return NOT_AVAILABLE if value is None else f"{value:.3g}"
+    return NOT_AVAILABLE if value is None else f"{value:#.3g}"
 
 
 def count(value: int | None) -> str:

@@ -26,13 +26,14 @@ from PIL import Image
 from rankdet.config import LOSS_NAMES, Config
 from rankdet.data.dataset import open_dataset
 from rankdet.engine.records import read_metrics
-from rankdet.errors import CheckpointError, RankdetError
+from rankdet.errors import CheckpointError, RankdetError, TrainingError, counted
 from rankdet.metrics.evaluation import percent_text
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.progress import say
 from rankdet.report.page import MARK as PAGE_MARK
 from rankdet.report.page import write_page
 from rankdet.report.reading import ReportRun, read_report_runs
+from rankdet.report.wording import HEADLINE
 from rankdet.workflows import pictures
 from rankdet.workflows.demo_record import MARK as RECORD_MARK
 from rankdet.workflows.demo_record import demo_record
@@ -76,9 +77,17 @@ def demo(
         refuse_foreign(record, RECORD_MARK)
     for name, settings in wanted.items():
         _refuse_other_settings(out / name, settings)
+    failures: list[TrainingError] = []
     for number, (name, settings) in enumerate(wanted.items(), start=1):
         say(f"Run {number} of {len(wanted)}: the loss {name}, in {out / name}.")
-        status = _finish(out / name, settings, device)
+        try:
+            status = _finish(out / name, settings, device)
+        except TrainingError as error:  # of numbers that are not finite: the others may do better
+            if name == config.loss.name:
+                raise
+            say(f"The loss {name} failed: {error}")
+            failures.append(error)
+            continue
         if status:
             return status
     _write_images(out / IMAGES, config)
@@ -89,17 +98,32 @@ def demo(
     write_page(reported, out / PAGE)
     if record is not None:
         write_whole(record, (json.dumps(demo_record(reported), indent=2) + "\n").encode())
-    _print_summary(out, reported)
+    _print_summary(out, reported, config.seed)
+    if failures:
+        raise TrainingError(
+            f"{counted(len(failures), 'run')} of {len(wanted)} failed, and the report goes "
+            f"without: {' '.join(map(str, failures))}"
+        )
     return 0
 
 
 def is_finished(path: Path) -> bool:
-    """Whether the folder has a run of the demo that was trained to its end and evaluated."""
-    return (
-        is_run(path)
-        and (path / RESULTS_FILE).is_file()
-        and any(row["kind"] == "evaluation" for row in read_metrics(path / METRICS_FILE))
-    )
+    """Whether the folder has a run of the demo that was trained to its end and evaluated there.
+
+    results.json alone does not say it: a run that was stopped can be evaluated too.
+    """
+    rows = read_metrics(path / METRICS_FILE) if is_run(path) else []
+    steps = [row["step"] for row in rows if row.get("kind") == "evaluation"]
+    return bool(steps) and _evaluated_step(path / RESULTS_FILE) == steps[-1]
+
+
+def _evaluated_step(file: Path) -> int | None:
+    """The step of the checkpoint that a results file is about; None if it does not say it."""
+    try:
+        step = json.loads(file.read_bytes())["checkpoint"]["step"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return step if isinstance(step, int) else None
 
 
 def _with_loss(config: Config, name: str) -> Config:
@@ -161,7 +185,7 @@ def _finish(path: Path, config: Config, device: str | None) -> int:
         say("It is finished already, and is not trained again.")
         return 0
     status = train(path, make_config=lambda _: config, is_resumed=is_run(path), device=device)
-    if not status and not (path / RESULTS_FILE).is_file():  # somebody removed it
+    if not status and not is_finished(path):  # results.json was removed, or is of an earlier step
         evaluate(path, device=device)
     return status
 
@@ -195,19 +219,20 @@ def _write_sheet(out: Path) -> None:
     write_whole(out / SHEET, pictures.jpeg(pictures.contact_sheet(found)))
 
 
-def _print_summary(out: Path, reported: Sequence[ReportRun]) -> None:
+def _print_summary(out: Path, reported: Sequence[ReportRun], seed: int) -> None:
     """The numbers of every run, and where to look."""
-    names = ("AP50", "AP", "AP75")
     num_images = reported[0].results["data"]["num_images"]
     print(f"\nOn {num_images} images that were not trained on, in percent:\n")
-    print("loss      " + "".join(f"{name:>7}" for name in names) + "   training")
+    print("loss      " + "".join(f"{name:>7}" for name in HEADLINE) + "   training")
     for run in reported:
         metrics = run.results["metrics"]
-        numbers = "".join(f"{percent_text(metrics[name]):>7}" for name in names)
+        numbers = "".join(f"{percent_text(metrics[name]):>7}" for name in HEADLINE)
         seconds = run.results["training"]["wall_time_seconds"]
         print(f"{run.loss:10}{numbers}{'' if seconds is None else f'{seconds:9.0f} s'}")
     print(f"\nReport:     {out / PAGE} (open it in a browser)")
     print(f"Pictures:   {out / SHEET}, and each in {out / FOUND / PICTURES}")
     if len(reported) == 1:
-        print(f"Other losses: rankdet demo --compare focal,ohem,auc --out {shlex.quote(str(out))}")
+        again = ["rankdet", "demo", "--compare", "focal,ohem,auc", "--out", str(out)]
+        again += ["--seed", str(seed)] if seed else []  # which the folder would refuse to change
+        print(f"Other losses: {shlex.join(again)}")
     print("Your data:  rankdet train DATA --weights imagenet --out runs/mine")

@@ -7,11 +7,11 @@ from typing import Any
 
 from rankdet.metrics.evaluation import percent_text
 from rankdet.report.reading import ReportRun
+from rankdet.report.wording import HEADLINE
 
 MARK = '"rankdet_demo_record"'  # at the start of each of our files
 _VERSION = 1
 _NAMES = {"ap": "AP-loss", "auc": "AUC-loss", "focal": "focal loss", "ohem": "OHEM"}
-_METRICS = ("AP50", "AP", "AP75")
 
 
 def demo_record(runs: Sequence[ReportRun]) -> dict[str, Any]:
@@ -39,9 +39,9 @@ def demo_record(runs: Sequence[ReportRun]) -> dict[str, Any]:
 def markdown(record: Mapping[str, Any]) -> str:
     """The README's table of a record: a row for each loss, and where the numbers come from."""
     runs = record["runs"]
-    lines = [f"| loss | {' | '.join(_METRICS)} |", "| --- |" + " --- |" * len(_METRICS)]
+    lines = [f"| loss | {' | '.join(HEADLINE)} |", "| --- |" + " --- |" * len(HEADLINE)]
     for run in runs:
-        numbers = (percent_text(run["metrics"][name]) for name in _METRICS)
+        numbers = (percent_text(run["metrics"][name]) for name in HEADLINE)
         lines.append(f"| {_NAMES.get(run['loss'], run['loss'])} | {' | '.join(numbers)} |")
     first = runs[0]
     num_images, step = first["data"]["num_images"], first["checkpoint"]["step"]

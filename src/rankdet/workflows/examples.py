@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def pictures(
     chosen = choose_images(verdicts, len(dataset), thresholds)
     return [
         {
-            "name": dataset.name(index),
+            "name": _short_name(dataset.name(index)),
             "index": index,
             "kinds": kinds,
             "width": dataset.size(index)[1],
@@ -56,6 +57,15 @@ def pictures(
         }
         for index, kinds in chosen.items()
     ]
+
+
+def _short_name(name: str) -> str:
+    """The end of a path: a page about a run does not tell where its owner keeps files.
+
+    >>> _short_name("/home/me/secret/VOC2007/JPEGImages/000005.jpg")
+    'VOC2007/JPEGImages/000005.jpg'
+    """
+    return "/".join(PurePath(name).parts[-3:])
 
 
 def choose_images(
@@ -122,10 +132,8 @@ def small_jpeg(image: Tensor) -> bytes:
     (1, 320)
     """
     canvas = Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy())
-    scale = _LONGEST_SIDE / max(canvas.size)
-    if scale < 1:
-        width, height = (max(1, round(side * scale)) for side in canvas.size)
-        canvas = canvas.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
+    # reducing_gap: a large photograph is first made smaller in a quick way.
+    canvas.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS, reducing_gap=3.0)
     stream = io.BytesIO()
     canvas.save(stream, "JPEG", quality=_QUALITY, optimize=True)
     return stream.getvalue()

@@ -21,7 +21,7 @@ from rankdet.recipes import RECIPES, recipe, summary
 from rankdet.workflows import train as training
 from rankdet.workflows.parts import _accumulation_notes
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
