@@ -81,7 +81,7 @@ demo-record: $(SYNCED) ## remake results/demo-cpu.json and docs/pictures: minute
 	$(BIN)/rankdet demo --out $(OUT) --compare focal,ohem,auc --device cpu \
 		--json results/demo-cpu.json
 	cp $(OUT)/detections.jpg docs/pictures/detections.jpg
-	$(RANKDET_BROWSER) --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,760 \
+	$(RANKDET_BROWSER) --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1000,860 \
 		--screenshot=docs/pictures/report.png $(abspath $(OUT))/index.html
 
 theory: $(SYNCED) ## the paper's theory in numbers and plots

@@ -32,7 +32,7 @@ def test_each_loss_has_a_row_and_the_origin_stands_below() -> None:
         "| --- | --- | --- | --- |",
         "| AP-loss | 61.2 | 40.0 | 30.1 |",
         "| OHEM | n/a | 40.0 | 30.1 |",
-        "| dr | 7.0 | 40.0 | 30.1 |",
+        "| DR loss | 7.0 | 40.0 | 30.1 |",
         "",
         "In percent, on 500 images, after 1,250 steps each. `rankdet demo`, commit 0123456789ab, "
         "seed 3, 2 threads, torch 2.15.0, a machine.",

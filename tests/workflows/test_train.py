@@ -259,7 +259,7 @@ def test_a_finished_run_is_left_as_it_is(
 ) -> None:
     before = {path: path.stat().st_mtime_ns for path in (finished / "checkpoints").rglob("*")}
     assert go_on(finished) == 0
-    assert "All 8 steps are done already." in capsys.readouterr().err
+    assert "Nothing is left to do: 8 steps done." in capsys.readouterr().err
     assert {
         path: path.stat().st_mtime_ns for path in (finished / "checkpoints").rglob("*")
     } == before

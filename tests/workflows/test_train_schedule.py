@@ -169,6 +169,7 @@ def test_a_session_says_where_it_stopped_and_the_next_where_it_goes_on(
     assert "The weights are random" not in said
     assert "Stopped" not in said
     assert f"Finished: 8 steps. The run is in {out}." in said
+    assert f"See what came out: rankdet report '{out}'" in said
 
 
 def test_the_time_of_all_sessions_is_added(

@@ -7,11 +7,10 @@ from typing import Any
 
 from rankdet.metrics.evaluation import percent_text
 from rankdet.report.reading import ReportRun
-from rankdet.report.wording import HEADLINE
+from rankdet.report.wording import HEADLINE, loss_name
 
 MARK = '"rankdet_demo_record"'  # at the start of each of our files
 _VERSION = 1
-_NAMES = {"ap": "AP-loss", "auc": "AUC-loss", "focal": "focal loss", "ohem": "OHEM"}
 
 
 def demo_record(runs: Sequence[ReportRun]) -> dict[str, Any]:
@@ -42,7 +41,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     lines = [f"| loss | {' | '.join(HEADLINE)} |", "| --- |" + " --- |" * len(HEADLINE)]
     for run in runs:
         numbers = (percent_text(run["metrics"][name]) for name in HEADLINE)
-        lines.append(f"| {_NAMES.get(run['loss'], run['loss'])} | {' | '.join(numbers)} |")
+        lines.append(f"| {loss_name(run['loss'])} | {' | '.join(numbers)} |")
     first = runs[0]
     num_images, step = first["data"]["num_images"], first["checkpoint"]["step"]
     origin = first["training"]["provenance"]

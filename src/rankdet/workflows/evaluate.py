@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -204,13 +205,12 @@ def evaluate(
         notes.append(_submit(submission, detected, dataset, choice))
     if anchors is not None:
         outcome = Outcome(judge(detected.detections, dataset, choice.config), detected, anchors)
-        epoch = loaded.state["position"]["epoch"]
         content = results_content(
             outcome,
             dataset,
             record=record,
             config=choice.config,
-            checkpoint={"name": loaded.path.name, "step": loaded.step, "epoch": epoch},
+            checkpoint=_position(loaded),
             seconds=time.monotonic() - start,
             training_seconds=loaded.state.get("seconds"),
         )
@@ -222,6 +222,12 @@ def evaluate(
         notes.append(f"{choice.split}: the split has no annotations, so there are no metrics.")
     for note in notes:
         console.print(printable(note), markup=False, soft_wrap=True)
+
+
+def _position(loaded: Checkpoint) -> dict[str, Any]:
+    """What results.json says of the checkpoint."""
+    epoch = loaded.state["position"]["epoch"]
+    return {"name": loaded.path.name, "step": loaded.step, "epoch": epoch}
 
 
 def _nothing_to_compare(choice: Choice) -> DataError:

@@ -199,7 +199,8 @@ def _introduce(display: TrainingDisplay, parts: Parts, position: Position, num_s
     num_classes = len(parts.record.classes)
     num_validation = data["val"]["num_images"] if data["val"] else 0
     display.note(
-        f"{config.detector.name} with {config.detector.backbone}, {config.loss.name} loss, "
+        f"{config.detector.name} with backbone {config.detector.backbone}, "
+        f"{config.loss.name} loss, "
         f"{num_classes} class{'' if num_classes == 1 else 'es'}; "
         f"{counted(data['train']['num_images'], 'image')} to train on, "
         f"{num_validation or 'none'} to evaluate on; {counted(num_steps, 'step')} of "
@@ -213,7 +214,7 @@ def _introduce(display: TrainingDisplay, parts: Parts, position: Position, num_s
             f"the training is not longer: try --set training.warmup_steps={num_steps // 10}."
         )
     if position.step == num_steps:
-        display.note(f"All {counted(num_steps, 'step')} are done already.")
+        display.note(f"Nothing is left to do: {counted(num_steps, 'step')} done.")
     elif position.step:
         display.note(f"Going on after step {position.step} of {num_steps}.")
 
@@ -228,6 +229,8 @@ def _say_how_it_ended(
         )
     else:
         display.note(f"Finished: {counted(position.step, 'step')}. The run is in {out}.")
+        if (out / runs.RESULTS_FILE).is_file():
+            display.note(f"See what came out: rankdet report {shlex.quote(str(out))}")
 
 
 def _refuse_several_processes() -> None:
