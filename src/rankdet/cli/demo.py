@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -47,9 +46,6 @@ def demo(
 
     rankdet demo --compare focal,ohem,auc --out runs/demo
     """
-    # Read when torch is loaded. Where other programs use the processors too, threads that wait in
-    # a loop take them from the threads that they wait for.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     losses = _losses(compare)
     again = _command(out, compare, seed, device, json_file)
     try:
