@@ -108,7 +108,7 @@ def test_a_wrong_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_demo_sets_up_and_calls_the_command() -> None:
     result = subprocess.run(
-        ["make", "-n", "demo", "OUT=runs/other"],
+        ["make", "--no-print-directory", "-n", "demo", "OUT=runs/other"],
         cwd=ROOT,
         capture_output=True,
         text=True,

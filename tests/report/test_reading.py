@@ -124,6 +124,15 @@ def image_code(format: str, size: tuple[int, int] = (8, 8)) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
+def huge_code() -> str:
+    """A JPEG that claims 65,000 x 65,000 pixels."""
+    content = bytearray(base64.b64decode(image_code("JPEG")))
+    frame = content.index(b"\xff\xc0")  # then length, precision, height and width
+    content[frame + 5 : frame + 9] = (65_000).to_bytes(2, "big") * 2
+    return base64.b64encode(content).decode()
+
+
+HUGE_JPEG = huge_code()
 CUT_JPEG = image_code("JPEG", (640, 640))[:4000]  # with all of its headers, not all of its pixels
 WRONG = [
     (("protocol",), "kitti", "protocol = 'kitti': expected voc or coco"),
@@ -179,6 +188,7 @@ WRONG = [
     (("pictures", 0, "jpeg"), image_code("JPEG", (5000, 1)), "sides up to 4096 pixels"),
     (("pictures", 0, "jpeg"), image_code("JPEG")[:200], "expected the base64 of a JPEG"),
     (("pictures", 0, "jpeg"), CUT_JPEG, "expected the base64 of a JPEG"),
+    (("pictures", 0, "jpeg"), HUGE_JPEG, "expected the base64 of a JPEG"),
     (("pictures", 0, "jpeg"), '" onload="x', "pictures[0].jpeg"),
     (("pictures", 0, "jpeg"), image_code("JPEG") + "\n", "pictures[0].jpeg"),
     (("pictures", 0, "jpeg"), "é" * 8, "pictures[0].jpeg"),
@@ -248,7 +258,7 @@ def test_rows_of_later_kinds_are_left_out(make_run: Make, tmp_path: Path) -> Non
     folder = make_run(tmp_path)
     num_rows = len(read_report_run(folder).rows)
     with (folder / "metrics.jsonl").open("a") as stream:
-        stream.write('{"kind": "weather", "step": 400, "rain": 1}\n')
+        stream.write('{"kind": "weather", "rain": "heavy"}\n')
     assert len(read_report_run(folder).rows) == num_rows
 
 

@@ -278,6 +278,15 @@ def test_a_picture_has_boxes_in_pixels_of_the_original() -> None:
     json.dumps(picture, allow_nan=False)
 
 
+def test_a_picture_has_so_many_boxes_as_a_report_accepts() -> None:
+    targets = [target(*[(0, BOX)] * 1200)]
+    detections = [found(*[(0, 0.9, BOX)] * 1300)]
+    dataset = Photos(targets, STRANGE)
+    (picture,) = pictures(judged(detections, targets), detections, dataset, (0.5, 0.5))
+    assert len(picture["objects"]) == len(picture["detections"]) == 1000
+    assert picture["detections"][0]["kind"] == "correct"  # the best come first
+
+
 def test_every_kind_of_mistake_is_named_in_its_own_image() -> None:
     targets = [target((1, FAR)), target((0, BOX))]
     mistakes = [(0, 0.8, BOX), (0, 0.7, NEAR), (1, 0.6, BOX), (1, 0.5, FAR)]

@@ -19,7 +19,8 @@ def demo() -> Config:
     memory, because drawing them again would take a fifth of the time.
 
     Paper's number: none. Our number: in results/demo-cpu.json, beside those of other losses under
-    the same settings, which were chosen by trials with AP-loss. Cost: in the same file.
+    the same settings, which were chosen by trials with AP-loss on the same validation images.
+    Cost: in the same file.
     """
     base = small()
     return replace(

@@ -203,7 +203,9 @@ _CONDITIONS = (
     _Condition(
         "The runs were trained on different data", _FROM_DATA, _training_data, _training_fingerprint
     ),
-    _same("The length of the training differs", "The longer one has an advantage.", _budget),
+    _same(
+        "The planned length of the training differs", "The longer one has an advantage.", _budget
+    ),
     _same(
         "The number of images in a step differs",
         "The runs made different numbers of steps with the same images.",

@@ -57,7 +57,8 @@ def _jpeg(value: Any, place: str) -> str:
             if max(image.size) > _LONGEST_SIDE:
                 raise FieldError(place, f"expected sides up to {_LONGEST_SIDE} pixels", image.size)
             image.load()
-    except (ValueError, OSError, SyntaxError) as error:  # of the last kind are some of Pillow's
+    # Pillow raises the last two, for some damaged files and for one that claims to be huge.
+    except (ValueError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise FieldError(place, "expected the base64 of a JPEG", value) from error
     return value
 

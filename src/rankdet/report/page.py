@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from rankdet import __version__
-from rankdet.errors import listed
+from rankdet.errors import counted, listed
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.report import comparison, pictures, plots, wording
 from rankdet.report.contents import ERROR_KINDS
@@ -182,8 +182,8 @@ def _detector(run: ReportRun) -> str:
 def _checkpoint(run: ReportRun) -> str:
     checkpoint = run.results["checkpoint"] or {}
     step, epoch = checkpoint.get("step"), checkpoint.get("epoch")
-    parts = [checkpoint.get("name")] if step is None else [f"{step:,} steps"]
-    parts += [] if epoch is None else [f"{epoch:,} epochs"]
+    parts = [checkpoint.get("name")] if step is None else [counted(step, "step")]
+    parts += [] if epoch is None else [counted(epoch, "epoch")]
     return ", ".join(part for part in parts if part) or wording.NOT_AVAILABLE
 
 

@@ -126,7 +126,10 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
     rows = []
     for position, line in enumerate(lines, start=1):
         try:
-            row = checked_row(strict_json(line))
+            content = strict_json(line)
+            if isinstance(content, dict) and _is_of_other_kind(content.get("kind")):
+                continue
+            row = checked_row(content)
         except FieldError as error:
             raise _field_error(error, str(file), position, "Remove this line.") from error
         except ValueError as error:
@@ -134,9 +137,13 @@ def _read_rows(file: Path) -> list[dict[str, Any]]:
                 "expected a JSON object", file=str(file), where=position, hint="Remove this line."
             )
             raise RankdetError(text) from error
-        if row["kind"] in _KINDS:
-            rows.append(row)
+        rows.append(row)
     return rows
+
+
+def _is_of_other_kind(kind: Any) -> bool:
+    """Whether a row is one that only a later version knows."""
+    return isinstance(kind, str) and kind not in _KINDS
 
 
 def _field_error(

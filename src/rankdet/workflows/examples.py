@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
@@ -29,6 +30,7 @@ _NUM_SAMPLES = 8
 _NUM_OF_KIND = 6  # of the best, the worst, and those with most missed objects
 _LONGEST_SIDE = 320  # pixels of a copy
 _QUALITY = 80
+_MOST_BOXES = 1000  # objects, or detections, of one picture: a page could not show more
 _CLOSEST_TO_SURE = 1e-6  # a score of exactly 0 or 1 has no logit
 
 
@@ -60,9 +62,9 @@ def pictures(
 
 
 def _short_name(name: str) -> str:
-    """The end of a path: a page about a run does not tell where its owner keeps files.
+    """The end of a path: enough to find the image, and short enough for a phone.
 
-    >>> _short_name("/home/me/secret/VOC2007/JPEGImages/000005.jpg")
+    >>> _short_name("/srv/sets/VOC2007/JPEGImages/000005.jpg")
     'VOC2007/JPEGImages/000005.jpg'
     """
     return "/".join(PurePath(name).parts[-3:])
@@ -145,7 +147,7 @@ def _objects(verdicts: Verdicts, dataset: DetectionDataset, index: int) -> list[
     rows = zip(target.boxes.tolist(), target.labels.tolist(), states, strict=True)
     return [
         {"box": _rounded(box), "class": dataset.classes[label], "state": STATES[state]}
-        for box, label, state in rows
+        for box, label, state in islice(rows, _MOST_BOXES)
     ]
 
 
@@ -166,7 +168,7 @@ def _detections(
         }
         for box, label, score, kind in rows
         if kind != NOT_KEPT
-    ]
+    ][:_MOST_BOXES]
 
 
 def _rounded(box: list[float]) -> list[float]:
