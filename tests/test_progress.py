@@ -25,17 +25,23 @@ def test_progress_is_a_line_now_and_then_without_a_terminal(
     ]
 
 
-def test_several_images_can_be_done_at_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+LINE = "Detecting: 4 of 6 images, 0.2 per second, 10 s left\n"
+
+
+def detect_four_of_six_images_in_20_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with progress.progress("Detecting") as meter:
         meter.expect(6)
         now[0] = 20.0
         meter.advance(4)
-    expected = "Detecting: 4 of 6 images, 0.2 per second, 10 s left\n"
-    assert capsys.readouterr().err == expected
+
+
+def test_several_images_can_be_done_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detect_four_of_six_images_in_20_seconds(monkeypatch)
+    assert capsys.readouterr().err == LINE
 
 
 def test_progress_is_a_bar_on_a_terminal(
@@ -59,11 +65,5 @@ def test_progress_is_in_lines_on_a_terminal_that_cannot_move_its_cursor(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "dumb")
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.progress("Detecting") as meter:
-        meter.expect(6)
-        now[0] = 20.0
-        meter.advance(4)
-    expected = "Detecting: 4 of 6 images, 0.2 per second, 10 s left\n"
-    assert capsys.readouterr().err == expected
+    detect_four_of_six_images_in_20_seconds(monkeypatch)
+    assert capsys.readouterr().err == LINE

@@ -175,7 +175,8 @@ def checked_results(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or "rankdet_results" not in value:
         raise FieldError("rankdet_results", "the field is missing", None)
     if value["rankdet_results"] != VERSION or isinstance(value["rankdet_results"], bool):
-        raise FieldError("rankdet_results", f"expected {VERSION}", value["rankdet_results"])
+        rule = f"expected {VERSION}: another version of rankdet wrote this, or nobody did"
+        raise FieldError("rankdet_results", rule, value["rankdet_results"])
     results: dict[str, Any] = _results(value, "")
     _check_lengths(results)
     return results

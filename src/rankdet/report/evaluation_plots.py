@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rankdet.report import wording
 from rankdet.report.axes import description, line_look, percent_axis, plain_numbers
+from rankdet.report.contents import ERROR_KINDS
 from rankdet.report.reading import ReportRun
 from rankdet.report.svg import INK, SERIES, Drawing
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Values = npt.NDArray[np.float64]
 
-KINDS = ("correct", "localisation", "duplicate", "class", "background", "missed")
 RECALLS = np.linspace(0.0, 100.0, 101)  # in percent
 _DARK, _LIGHT = "#010101", "#ffffff"  # on shades, which are the same on every paper
 _MOST_NAMED_CURVES = 8
@@ -126,10 +126,8 @@ def class_bars(runs: Sequence[ReportRun]) -> str | None:
     stands behind each bar, and the threshold of the class at the right.
     """
     tables = [{row["name"]: row for row in run.results["classes"]} for run in runs]
-    names = sorted(
-        dict.fromkeys(name for table in tables for name in table),
-        key=lambda name: -_ap50(tables[0].get(name)),
-    )
+    every_name = dict.fromkeys(name for table in tables for name in table)
+    names = sorted(every_name, key=lambda name: -_ap50(tables[0].get(name)))
     if all(_ap50(table.get(name)) < 0 for table in tables for name in names):
         return None
     shown = _ends(names)
@@ -219,23 +217,25 @@ def error_bars(runs: Sequence[ReportRun]) -> str | None:
     if not shown:
         return None
     height = 0.8 / len(shown)
-    longest = max(run.results["errors"][kind] for run in shown.values() for kind in KINDS) or 1
-    figure_height = 60 + len(KINDS) * max(24, 8 + 13 * len(shown))
+    longest = (
+        max(run.results["errors"][kind] for run in shown.values() for kind in ERROR_KINDS) or 1
+    )
+    figure_height = 60 + len(ERROR_KINDS) * max(24, 8 + 13 * len(shown))
     with Drawing(figure_height, description("Detections by outcome", runs)) as drawing:
         axes = drawing.axes("number of detections (missed: of objects)", "")
         handles: list[Any] = []
         for index, run in shown.items():
             errors = run.results["errors"]
-            rows = np.arange(len(KINDS)) - 0.4 + height * (len(handles) + 0.5)
-            counts = [errors[kind] for kind in KINDS]
+            rows = np.arange(len(ERROR_KINDS)) - 0.4 + height * (len(handles) + 0.5)
+            counts = [errors[kind] for kind in ERROR_KINDS]
             colour = SERIES[index % len(SERIES)]
             handles.append(axes.barh(rows, counts, height=0.9 * height, color=colour))
-            for row, kind, count in zip(rows, KINDS, counts, strict=True):
+            for row, kind, count in zip(rows, ERROR_KINDS, counts, strict=True):
                 whole = errors["num_objects" if kind == "missed" else "num_detections"]
                 share = f" ({_whole_percent(100 * count / whole)} %)" if whole else ""
                 text = f"{count:,}{share}"
                 axes.text(count + 0.012 * longest, row, text, va="center", fontsize=10)
-        _set_bar_rows(axes, KINDS)
+        _set_bar_rows(axes, ERROR_KINDS)
         axes.set_xlim(0, 1.32 * longest)
         axes.locator_params(axis="x", nbins=5, integer=True)
         plain_numbers(axes, "x")

@@ -130,8 +130,9 @@ def number_series(
 
 def _number(value: object) -> float:
     """The value as a float, or NaN where it is no number or too large to be drawn."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= _LARGEST else math.nan  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _LARGEST:
+        return math.nan
+    return float(value)
 
 
 def running_mean(values: Values, window: int, places: npt.NDArray[np.int64]) -> Values:
