@@ -206,6 +206,12 @@ def test_a_file_of_somebody_else_is_not_replaced_by_a_record(
     assert pages == []
 
 
+@pytest.mark.slow
+def test_the_recipe_finds_what_the_readme_promises(tmp_path: Path) -> None:
+    assert demo(tmp_path / "demo", config=recipe("demo"), device="cpu") == 0
+    assert results(tmp_path / "demo" / "ap")["metrics"]["AP50"] >= 60
+
+
 # --- called again
 
 
