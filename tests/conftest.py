@@ -22,6 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():  # Triton's kernels then run here, interpreted, on CPU tensors
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, not later
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
 FLAGS = (

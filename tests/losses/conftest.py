@@ -123,3 +123,9 @@ def _dense_targets(labels: Tensor, num_classes: int) -> Tensor:
 def dense_targets() -> Callable[[Tensor, int], Tensor]:
     """(labels, num_classes) -> float64 targets (..., num_classes), 1 at a positive and else 0."""
     return _dense_targets
+
+
+@pytest.fixture(scope="session")
+def kernel_device() -> str:
+    """Where Triton's kernels run: "cuda", or else "cpu", interpreted (see tests/conftest.py)."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rankdet.losses.entries import either, read_entries, softplus
-from rankdet.losses.labels import require
+from rankdet.losses.fused import can_read
+from rankdet.losses.labels import check_inputs, counted_entries, raise_if_not_finite, require
 from rankdet.losses.module import ClassLoss
 
 
@@ -42,6 +43,27 @@ def focal_loss(
     """
     require(0 <= gamma < math.inf, "gamma", "a finite number >= 0", gamma)
     require(alpha is None or 0 <= alpha <= 1, "alpha", "a number from 0 to 1, or None", alpha)
+    if not can_read(logits) or logits.numel() == 0:
+        return plain_focal_loss(logits, labels, gamma, alpha, mask, check_finite)
+    from rankdet.losses.focal_triton import fused_focal_loss  # needs Triton, which not all have
+
+    check_inputs(logits, labels, mask)
+    value = fused_focal_loss(logits, labels, mask, gamma, alpha)
+    if check_finite and bool(value.isnan()):  # by a score, or else by a label
+        is_counted = counted_entries(labels, mask, logits.shape[-1])
+        raise_if_not_finite(logits.detach(), is_counted)
+    return value
+
+
+def plain_focal_loss(
+    logits: Tensor,
+    labels: Tensor,
+    gamma: float,
+    alpha: float | None,
+    mask: Tensor | None,
+    check_finite: bool | None,
+) -> Tensor:
+    """`focal_loss` by torch operations, on any device: float32, or float64 for float64 logits."""
     scores, is_positive, _, soundness = read_entries(logits, labels, mask, check_finite)
     signed = scores * either(is_positive, -1.0, 1.0, scores)
     loss = softplus(signed)
