@@ -2,6 +2,10 @@
 
 Pairs are taken in tiles of some positives x some negatives. For S(x) = 1 / (1 + exp(-x / k)), pairs
 below -40 k are smaller than 5e-18 and left out; pairs above 40 k count as 1.
+The functions here are plain torch in float64, for any device and dtype; what `fused.can_read` says
+yes to goes to sigmoid_triton.py. On CUDA the number of positives is asked for once, when they are
+found: the work is P x N pairs, milliseconds, against which that wait is little. The fused passes
+wait for nothing.
 The shapes here are always logits (R, K), labels (R,), mask None or (R, K), all contiguous.
 """
 
@@ -12,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from rankdet.losses import fused
 from rankdet.losses.blocks import negative_entries, row_blocks
 from rankdet.losses.kernels import refuse_second_derivative
 from rankdet.losses.labels import BACKGROUND
@@ -19,6 +24,7 @@ from rankdet.losses.labels import BACKGROUND
 _TILE = (64, 1024)  # positives x scores at a time: 512 KiB of float64, to stay in the cache
 _BLOCK = 1 << 20  # scores looked at together
 _FAR = 40.0
+_PAIRS = 1 << 20  # of positives, at a time, where no tiles are cut: 8 MiB of float64
 
 
 @custom_op(
@@ -42,6 +48,10 @@ def sum_sigmoids(
         num_negatives: int64 scalar.
         num_wrong: int64 scalar, how many negatives are NaN or infinite (they are left out).
     """
+    if fused.can_read(logits):
+        from rankdet.losses import sigmoid_triton
+
+        return sigmoid_triton.sum_sigmoids(logits, labels, mask, positives, delta)
     sums, derivatives = torch.zeros_like(positives), torch.zeros_like(positives)
     num_negatives = torch.zeros((), dtype=torch.int64, device=logits.device)
     num_wrong = torch.zeros_like(num_negatives)
@@ -74,8 +84,23 @@ def _(
 
 def sum_sigmoids_of_positives(positives: Tensor, delta: float) -> tuple[Tensor, Tensor]:
     """Sums over all positives p_k, i itself included, of S(p_k - p_i) and S'(p_k - p_i): (P,)."""
+    if positives.device.type != "cpu":
+        return _sum_all_pairs(positives, delta)
     labels = torch.full_like(positives, BACKGROUND, dtype=torch.int64)
     sums, derivatives, _, _ = sum_sigmoids(positives[:, None], labels, None, positives, delta)
+    return sums, derivatives
+
+
+def _sum_all_pairs(positives: Tensor, delta: float) -> tuple[Tensor, Tensor]:
+    """What `sum_sigmoids_of_positives` says, without questions to the device."""
+    sums, derivatives = torch.zeros_like(positives), torch.zeros_like(positives)
+    num_rows = max(1, _PAIRS // max(1, len(positives)))
+    for start in range(0, len(positives), num_rows):
+        rows = slice(start, start + num_rows)
+        away = (positives - positives[rows, None]) / delta
+        sigmoids = away.sigmoid()
+        sums[rows] = sigmoids.sum(1)
+        derivatives[rows] = (sigmoids * away.neg_().sigmoid_()).sum(1) / delta
     return sums, derivatives
 
 
@@ -110,6 +135,12 @@ def write_sigmoid_update(
         derivative: takes S' in place of S.
         index, update: (P,) places and updates of the positives.
     """
+    if fused.can_read(logits):
+        from rankdet.losses import sigmoid_triton
+
+        return sigmoid_triton.write_sigmoid_update(
+            scale, logits, labels, mask, positives, weights, delta, derivative, index, update
+        )
     weights = weights * scale
     total_before = torch.nn.functional.pad(weights.cumsum(0), (1, 0))
     gradient = torch.zeros_like(logits)
