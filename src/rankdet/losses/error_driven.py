@@ -9,10 +9,13 @@ backward pass.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.library import custom_op, get_ctx
 
+from rankdet.losses.fused import can_read
 from rankdet.losses.kernels import attach_update, bin_negatives, find_positives
 from rankdet.losses.labels import require
 from rankdet.losses.scope import poison_unless, rank_scopes
@@ -39,8 +42,13 @@ def error_driven_loss(
     `weights` is a name in WEIGHTS; the other arguments are those of `ap_loss`.
     """
     check_step(step, delta)
+    if _is_for_fused_kernels(logits, step, delta):
+        from rankdet.losses.fused_ranking import fused_loss  # imports Triton
 
-    def rank(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        fused = partial(fused_loss, weights=weights, delta=0.0 if step == "heaviside" else delta)
+        return rank_scopes(fused, logits, labels, mask=mask, scope=scope, check_finite=check_finite)
+
+    def rank(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         by_bins, by_sigmoids = rank_by_bins, rank_by_sigmoids
         if torch.compiler.is_compiling():
             by_bins, by_sigmoids = _bins_operator, _sigmoids_operator
@@ -56,9 +64,15 @@ def error_driven_loss(
             )
         elif logits.requires_grad:
             value = attach_update(value, logits, labels, mask, *state)
-        return value, num_positives, num_wrong
+        return value, torch.stack([num_positives, num_wrong])
 
     return rank_scopes(rank, logits, labels, mask=mask, scope=scope, check_finite=check_finite)
+
+
+def _is_for_fused_kernels(logits: Tensor, step: str, delta: float) -> bool:
+    """Whether ap_triton.py takes it: not the sigmoid step, and no width at float32's ends."""
+    has_width = step == "piecewise" and 1e-20 < delta < 1e20
+    return (has_width or step == "heaviside") and can_read(logits)
 
 
 def check_step(step: str, delta: float) -> None:

@@ -64,8 +64,8 @@ def hinge_ap_loss(
     return rank_scopes(rank, logits, labels, mask=mask, scope=scope, check_finite=check_finite)
 
 
-def _rank(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of one ranking, its number of positives, and how many scores are not finite."""
+def _rank(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The loss of one ranking; how many positives it has, and scores that are not finite: (2,)."""
     with torch.no_grad():
         ascending, index, num_wrong = sorted_positives(logits, labels, mask)
         positives, index = ascending.flip(0), index.flip(0)
@@ -94,7 +94,7 @@ def _rank(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, 
     if logits.requires_grad:
         slopes = torch.zeros_like(intercepts)
         value = attach_update(value, logits, labels, mask, knots, intercepts, slopes, index, update)
-    return value, torch.tensor(len(index), device=logits.device), num_wrong
+    return value, torch.stack([torch.tensor(len(index), device=logits.device), num_wrong])
 
 
 @dataclass

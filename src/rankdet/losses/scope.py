@@ -17,9 +17,9 @@ from rankdet.losses.labels import (
     widened,
 )
 
-# (logits (R, K), labels (R,), mask) -> loss of one ranking, number of positives, number of counted
-# scores that are not finite
-RankFunction = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
+# (logits (R, K), labels (R,), mask) -> loss of one ranking, and int64 numbers, of which the first
+# two are the number of positives and that of counted scores that are not finite
+RankFunction = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 
 def rank_scopes(
@@ -47,24 +47,27 @@ def rank_scopes(
     else:
         images, image_labels = list(logits.unbind()), list(labels.unbind())
         image_masks = [None] * len(images) if mask is None else list(mask.unbind())
-    values, num_ranked, num_wrong = [], [], []
+    values, numbers = [], []
     for image, image_label, image_mask in zip(images, image_labels, image_masks, strict=True):
-        value, num_positives, num_image_wrong = rank(
+        value, image_numbers = rank(
             image.contiguous(),
             image_label.contiguous(),
             None if image_mask is None else image_mask.contiguous(),
         )
         values.append(value)
-        num_ranked.append((num_positives > 0).long())
-        num_wrong.append(num_image_wrong)
+        numbers.append(image_numbers)
 
-    if check_finite and bool(torch.stack(num_wrong).sum() > 0):
+    if check_finite and any(bool(image_numbers[1] > 0) for image_numbers in numbers):
         raise_if_not_finite(logits, counted_entries(labels, mask, logits.shape[-1]))
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    if len(values) == 1:  # nothing to average: the fewest operations for the usual case
+        return values[0].to(dtype)
     # The loss of an image without positives is 0.
-    mean = torch.stack(values).sum() / torch.stack(num_ranked).sum().clamp(min=1)
+    num_ranked = (torch.stack(numbers)[:, 0] > 0).sum()
+    mean = torch.stack(values).sum() / num_ranked.clamp(min=1)
     # As a factor, the NaN of one image reaches the gradients of all.
     mean = mean * torch.where(mean.detach().isnan(), float("nan"), 1.0)
-    return mean.to(torch.promote_types(logits.dtype, torch.float32))
+    return mean.to(dtype)
 
 
 def check_scope(scope: str, logits: Tensor) -> None:

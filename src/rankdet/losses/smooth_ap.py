@@ -118,8 +118,8 @@ def _smooth_ap(
 
 def _rank(
     logits: Tensor, labels: Tensor, mask: Tensor | None, *, delta: float, epsilon: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of one ranking, its number of positives, and how many scores are not finite."""
+) -> tuple[Tensor, Tensor]:
+    """The loss of one ranking; how many positives it has, and scores that are not finite: (2,)."""
     value, precision, positives, index, weights, derivative, num_wrong = _smooth_ap(
         logits, labels, mask, delta
     )
@@ -142,7 +142,7 @@ def _rank(
             index,
             derivative + poison,
         )
-    return value, num_positives, num_wrong
+    return value, torch.stack([num_positives, num_wrong])
 
 
 class SmoothAPLoss(ClassLoss):

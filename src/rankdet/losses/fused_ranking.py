@@ -1,0 +1,318 @@
+"""Ranking losses on CUDA by the kernels of ap_triton.py: launches, memory and autograd.
+
+The host does not wait for the device, with one exception. Arrays are made for CAPACITY positives,
+and a batch of more rows than that might have more. Then the host looks at their number, which is
+known long before the loss is: the rest has been launched by then, so that the device does not
+stand still. Where nothing may wait, in the capture of a CUDA graph, more positives than CAPACITY
+make the loss NaN.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.library import custom_op, get_ctx
+
+from rankdet.losses import ap_triton, ap_triton_middle
+from rankdet.losses.kernels import refuse_second_derivative
+
+CAPACITY = 1 << 16  # positives that there is room for in a large batch
+_ROOM = 1 << 21  # numbers in all histograms, if there are few positives: 16 MiB
+_BYTES_PER_POSITIVE, _BYTES_KEPT_PER_POSITIVE = 96, 32  # in `_weigh`; and until backward
+_EXTRA_BYTES = 30 << 20  # more than the gradient takes
+
+
+class Blocks(NamedTuple):
+    """Sizes that change no result beyond its last digit: what a program takes, how many run."""
+
+    rows: int = 1024
+    positives: int = 32
+    others: int = 128
+    searched: int = 2048
+    cells: int = 1 << 13
+    tile: int = 256
+    programs_per_processor: int = 32
+    bins: int = 16
+    histograms: int = 64
+    weighed: int = 2048
+    bin_warps: int = 2
+    write_tile: int = 256
+    write_warps: int = 1
+    room: int = _ROOM
+
+
+DEFAULT_BLOCKS = Blocks()
+
+
+class State(NamedTuple):
+    """What `write_update` needs; the arrays are described in ap_triton.py."""
+
+    header: Tensor
+    floats: Tensor
+    table: Tensor
+
+
+def rank(
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    weights: str,
+    delta: float,
+    capacity: int | None = None,
+    blocks: Blocks = DEFAULT_BLOCKS,
+) -> tuple[Tensor, State]:
+    """The loss of one ranking, a float32 scalar, and the state that its update is written from.
+
+    Args:
+        logits: (R, K) float16, bfloat16 or float32, contiguous.
+        labels: (R,) integers, contiguous.
+        mask: None, or (R, K) bool, contiguous.
+        weights: a name in weights.py.
+        delta: half the width of the step; 0 for the Heaviside step.
+    """
+    if capacity is None:
+        capacity = _capacity(logits)
+    may_be_more = len(logits) > capacity and not _is_capturing(logits)
+    header, keys = _find(logits, labels, mask, capacity, blocks)
+    arrival = _Arrival(header) if may_be_more else None
+    result = _weigh(logits, labels, mask, header, keys, False, weights, delta, blocks)
+    num_positives = 0 if arrival is None else arrival.wait()
+    if num_positives > capacity:
+        header, keys = _find(logits, labels, mask, num_positives, blocks)
+        keys[:num_positives] = keys[:num_positives].sort().values  # they are too many to be counted
+        result = _weigh(logits, labels, mask, header, keys, True, weights, delta, blocks)
+    return result
+
+
+def _capacity(logits: Tensor) -> int:
+    """How many positives there is to be room for: all rows, if the memory for that is no more than
+    the gradient will need."""
+    num_rows = max(1, len(logits))
+    size = _BYTES_PER_POSITIVE * num_rows + 8 * max(_ROOM, 11 * num_rows)
+    allowed = logits.numel() * logits.element_size() + _EXTRA_BYTES
+    fits = size <= allowed and _BYTES_KEPT_PER_POSITIVE * num_rows <= _EXTRA_BYTES
+    return num_rows if num_rows <= CAPACITY or fits else CAPACITY
+
+
+def _find(
+    logits: Tensor, labels: Tensor, mask: Tensor | None, capacity: int, blocks: Blocks
+) -> tuple[Tensor, Tensor]:
+    """header and keys, with the positives in them."""
+    num_rows, num_classes = logits.shape
+    header = torch.zeros(ap_triton.HEADER_SIZE, dtype=torch.int64, device=logits.device)
+    keys = torch.empty(5 * capacity + 2, dtype=torch.int64, device=logits.device)
+    ap_triton.find_positives_kernel[(max(1, _divide_up(num_rows, blocks.rows)),)](
+        logits, labels, mask, header, keys, num_rows, capacity, num_classes, blocks.rows
+    )
+    return header, keys
+
+
+def _weigh(
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    header: Tensor,
+    keys: Tensor,
+    is_sorted: bool,
+    weights: str,
+    delta: float,
+    blocks: Blocks,
+) -> tuple[Tensor, State]:
+    """The loss and the state, from the positives that `_find` found."""
+    capacity = len(keys) // 5
+    device, num_classes, num_scores = logits.device, logits.shape[1], logits.numel()
+    num_processors = _num_processors(device)
+    num_tiles = _divide_up(num_scores, blocks.tile)
+    num_programs = max(1, min(num_tiles, blocks.programs_per_processor * num_processors))
+    scores_per_program = _divide_up(num_tiles, num_programs) * blocks.tile
+    # More room makes for less waiting in large batches; their gradient will need more than that.
+    room = max(blocks.room, min(num_scores >> 5, 4 * blocks.room), 11 * capacity + 1)
+    most_histograms = max(1, min(num_programs, num_scores // 8192, 1024))
+    value = torch.empty((), dtype=torch.float32, device=device)
+    floats = torch.empty(_num_floats(capacity), dtype=torch.float32, device=device)
+    table = torch.empty(blocks.cells, dtype=torch.int32, device=device)
+    places = torch.empty(6 * capacity, dtype=torch.int32, device=device)
+    histograms = torch.empty(room, dtype=torch.int64, device=device)
+    ap_triton.lay_knots_kernel[(num_processors,)](
+        header, keys, floats, places, table, histograms, capacity, room, most_histograms,
+        num_programs, scores_per_program, delta, is_sorted, blocks.cells, blocks.positives,
+        blocks.others, blocks.searched, num_warps=16,
+    )  # fmt: skip
+    ap_triton.bin_negatives_kernel[(num_programs,)](
+        logits, labels, mask, header, floats, table, histograms, num_scores, capacity, delta,
+        num_classes, weights == "auc", blocks.cells, _group(num_classes, blocks.tile), blocks.tile,
+        num_warps=blocks.bin_warps,
+    )  # fmt: skip
+    ap_triton_middle.weigh_kernel[(num_processors,)](
+        header, keys, floats, places, histograms, value, capacity, weights, delta, blocks.bins,
+        blocks.histograms, blocks.weighed, num_warps=16,
+    )  # fmt: skip
+    return value, State(header, floats, table)
+
+
+def write_update(
+    scale: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    state: State,
+    delta: float,
+    blocks: Blocks = DEFAULT_BLOCKS,
+) -> Tensor:
+    """The gradient, of the logits' shape and dtype; scale is what comes in from behind the loss."""
+    gradient = torch.empty_like(logits)
+    num_classes, num_scores = logits.shape[1], logits.numel()
+    capacity = len(state.floats) // ap_triton.NUM_PARTS - 4
+    ap_triton.write_update_kernel[(_divide_up(num_scores, blocks.write_tile),)](
+        scale, logits, labels, mask, *state, gradient, num_scores, capacity, delta, num_classes,
+        blocks.cells, _group(num_classes, blocks.write_tile), blocks.write_tile,
+        num_warps=blocks.write_warps,
+    )  # fmt: skip
+    return gradient
+
+
+def _num_floats(capacity: int) -> int:
+    return 4 + ap_triton.NUM_PARTS * (capacity + 4)
+
+
+def _group(num_classes: int, tile: int) -> int:
+    """How many neighbouring scores share a label for sure: a power of two."""
+    return min(num_classes & -num_classes, 16, tile)
+
+
+def fused_loss(
+    logits: Tensor, labels: Tensor, mask: Tensor | None, weights: str, delta: float
+) -> tuple[Tensor, Tensor]:
+    """The loss of one ranking, whose backward gives the update; and the header, which begins with
+    the number of positives and that of scores that are not finite (0, or some number).
+
+    The arguments are those of `rank`.
+    """
+    if torch.compiler.is_compiling():
+        value, header, _, _ = _rank_operator(logits, labels, mask, weights, delta)
+    else:
+        value, header = _FusedLoss.apply(logits, labels, mask, weights, delta)
+    return value, header
+
+
+class _FusedLoss(torch.autograd.Function):
+    """For eager mode: an operator of torch.library costs the host twice as much."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, mask: Tensor | None, weights: str, delta: float
+    ) -> tuple[Tensor, Tensor]:
+        value, state = rank(logits, labels, mask, weights, delta)
+        ctx.save_for_backward(logits, labels, mask, *state)
+        ctx.delta = delta
+        ctx.mark_non_differentiable(state.header)
+        return value, state.header
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_value: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, mask, *state = ctx.saved_tensors
+        gradient = write_update(grad_value, logits, labels, mask, State(*state), ctx.delta)
+        return gradient, None, None, None, None
+
+
+_ARGUMENTS = "Tensor logits, Tensor labels, Tensor? mask"
+
+
+@custom_op(
+    "rankdet::rank_fused",
+    mutates_args=(),
+    schema=f"({_ARGUMENTS}, str weights, float delta) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _rank_operator(
+    logits: Tensor, labels: Tensor, mask: Tensor | None, weights: str, delta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    value, state = rank(logits, labels, mask, weights, delta)
+    return value, *state
+
+
+@_rank_operator.register_fake
+def _(
+    logits: Tensor, labels: Tensor, mask: Tensor | None, weights: str, delta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    capacity = _capacity(logits)
+    is_fixed = len(logits) <= capacity
+    num_floats = _num_floats(capacity) if is_fixed else get_ctx().new_dynamic_size()
+    return (
+        logits.new_empty((), dtype=torch.float32),
+        logits.new_empty(ap_triton.HEADER_SIZE, dtype=torch.int64),
+        logits.new_empty(num_floats, dtype=torch.float32),
+        logits.new_empty(DEFAULT_BLOCKS.cells, dtype=torch.int32),
+    )
+
+
+@custom_op(
+    "rankdet::write_fused_update",
+    mutates_args=(),
+    schema=f"(Tensor scale, {_ARGUMENTS}, Tensor header, Tensor floats, Tensor table, float delta)"
+    " -> Tensor",
+)
+def _write_operator(
+    scale: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    header: Tensor,
+    floats: Tensor,
+    table: Tensor,
+    delta: float,
+) -> Tensor:
+    return write_update(scale, logits, labels, mask, State(header, floats, table), delta)
+
+
+@_write_operator.register_fake
+def _(scale: Tensor, logits: Tensor, *state: Any) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _keep_state(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    logits, labels, mask, _, ctx.delta = inputs
+    ctx.save_for_backward(logits, labels, mask, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _give_update(ctx: Any, grad_value: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    return _write_operator(grad_value, *ctx.saved_tensors, ctx.delta), None, None, None, None
+
+
+_rank_operator.register_autograd(_give_update, setup_context=_keep_state)
+_write_operator.register_autograd(refuse_second_derivative)
+
+
+def _is_capturing(logits: Tensor) -> bool:
+    return logits.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":  # interpreted, in tests
+        return 2
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _divide_up(number: int, size: int) -> int:
+    return -(-number // size)
+
+
+class _Arrival:
+    """The number of positives on its way to the host."""
+
+    def __init__(self, header: Tensor) -> None:
+        self.number = header[:1].to("cpu", non_blocking=True)
+        self.event = torch.cuda.Event() if header.is_cuda else None
+        if self.event is not None:
+            self.event.record()
+
+    def wait(self) -> int:
+        if self.event is not None:
+            self.event.synchronize()
+        return int(self.number)
