@@ -13,6 +13,7 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 
 from rankdet.data.synthetic import SyntheticDataset
+from rankdet.detectors import retinanet
 from rankdet.detectors.retinanet import RetinaNet, freeze, make_retinanet
 from rankdet.losses import BACKGROUND, APLoss
 from rankdet.structures import IMAGENET_DEVIATION, IMAGENET_MEAN, Predictions
@@ -91,6 +92,41 @@ def test_any_image_size_will_do(height: int, width: int) -> None:
     sizes = [(-(-height // s), -(-width // s)) for s in (8, 16, 32)]
     assert predictions.level_sizes == tuple(6 * h * w for h, w in sizes)
     assert sum(predictions.level_sizes) == len(predictions.anchors) == predictions.logits.shape[1]
+
+
+@pytest.mark.parametrize("anchor_grid", ["centred", "torchvision"])
+def test_anchors_are_made_once_for_each_size(
+    anchor_grid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retinanet, "_MOST_KEPT_ANCHORS", 2)
+    detector = make_small(anchor_grid=anchor_grid)
+    sizes = [(64, 64), (64, 96), (64, 64), (96, 64), (64, 64), (64, 96)]
+    found = [predict(detector, torch.rand(1, 3, *size)).anchors for size in sizes]
+    assert found[2] is found[0]
+    assert found[4] is found[0]  # used in between: the oldest that is not was let go
+    assert found[5] is not found[1]
+    for size, anchors in zip(sizes, found, strict=True):
+        fresh = make_small(anchor_grid=anchor_grid)
+        assert torch.equal(anchors, predict(fresh, torch.rand(1, 3, *size)).anchors)
+    assert len(detector._kept_anchors) == 2
+
+
+def test_images_with_the_same_maps_can_have_other_anchors() -> None:
+    """torchvision spreads them over the image, and 66 pixels have the maps of 72."""
+    detector = make_small(anchor_grid="torchvision")
+    one, other = (predict(detector, torch.rand(1, 3, side, 64)) for side in (66, 72))
+    assert one.level_sizes == other.level_sizes
+    assert not torch.equal(one.anchors, other.anchors)
+
+
+def test_kept_anchors_belong_to_the_device_of_the_images() -> None:
+    detector = make_small()
+    maps = list(detector.backbone(torch.rand(1, 3, 64, 64)).values())
+    here = detector._anchors(maps, (64, 64))
+    elsewhere = detector._anchors([level.to("meta") for level in maps], (64, 64))
+    assert here.boxes.device.type == "cpu"
+    assert elsewhere.boxes.device.type == "meta"
+    assert detector._anchors(maps, (64, 64)) is here
 
 
 def test_the_anchors_of_an_image_do_not_move_with_its_padding() -> None:

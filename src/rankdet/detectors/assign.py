@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rankdet.losses.fused import can_read
 from rankdet.losses.labels import BACKGROUND, IGNORED
 from rankdet.structures import Predictions, Target
 
@@ -79,6 +80,16 @@ class IoUAssigner:
         check_targets(predictions, targets)
         if not any(len(target) for target in targets):
             return _all_background(len(targets), anchors)
+        if can_read(anchors):
+            from rankdet.detectors import assign_triton  # Triton is not needed elsewhere
+
+            return Assignment(
+                *assign_triton.assign(anchors, targets, self.positive_iou, self.negative_iou)
+            )
+        return self.assign_plainly(anchors, targets)
+
+    def assign_plainly(self, anchors: Tensor, targets: Sequence[Target]) -> Assignment:
+        """The assignment in plain torch: on the CPU, and the judge of the kernels."""
         boxes = padded([target.boxes for target in targets])
         is_ignored = padded([target.is_ignored for target in targets])
         classes = padded([target.labels for target in targets])

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from rankdet.boxes import encode_boxes
 from rankdet.detectors.assign import Assignment, matched_boxes
 from rankdet.losses import ap_loss
+from rankdet.losses.fused import can_read
 from rankdet.structures import Predictions, Target
 
 Assigner = Callable[[Predictions, Sequence[Target]], Assignment]
@@ -92,8 +93,25 @@ def box_loss(
     """Smooth L1 of the positives' deltas, the mean over 4 x (positives of the batch): a scalar.
 
     0 without positives, and connected to the deltas all the same: every process must call backward.
-    Deltas of other anchors are not read. Dense, because choosing the positives would make the host
-    wait for the device.
+    Deltas of other anchors are not read.
+    """
+    if can_read(predictions.deltas) and assignment.labels.numel() > 0:
+        from rankdet.detectors import box_loss_triton  # Triton is not needed elsewhere
+
+        return box_loss_triton.box_loss(predictions, assignment, targets, weights, beta)
+    return plain_box_loss(predictions, assignment, targets, weights, beta)
+
+
+def plain_box_loss(
+    predictions: Predictions,
+    assignment: Assignment,
+    targets: Sequence[Target],
+    weights: Sequence[float],
+    beta: float,
+) -> Tensor:
+    """`box_loss` in plain torch: on the CPU, and the judge of the kernels.
+
+    Dense, because choosing the positives would make the host wait for a device.
     """
     is_positive = (assignment.labels >= 0).unsqueeze(2)
     boxes = matched_boxes(assignment, targets, predictions.anchors)

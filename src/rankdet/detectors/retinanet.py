@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,15 @@ from torchvision.models.detection.retinanet import RetinaNetHead
 from rankdet.detectors.backbones import make_backbone, make_norm
 from rankdet.structures import IMAGENET_DEVIATION, IMAGENET_MEAN, Predictions, Target
 
+_MOST_KEPT_ANCHORS = 16  # sizes of images whose anchors are kept, about a megabyte each
 _PRIOR = 0.01  # probability that an anchor has an object, as the network is initialised
+
+
+class _Anchors(NamedTuple):
+    """boxes (A, 4) of all levels, and how many each level has."""
+
+    boxes: Tensor
+    level_sizes: tuple[int, ...]
 
 
 class RetinaNet(nn.Module):
@@ -44,6 +53,7 @@ class RetinaNet(nn.Module):
         self.backbone = backbone
         self.head = head
         self.anchor_generator = anchor_generator
+        self._kept_anchors: dict[Any, _Anchors] = {}
         for name, values in (("mean", IMAGENET_MEAN), ("deviation", IMAGENET_DEVIATION)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
 
@@ -59,27 +69,43 @@ class RetinaNet(nn.Module):
             return [self._predict_nothing(images)]
         maps = list(self.backbone((images - self.mean) / self.deviation).values())
         outputs = self.head(maps)
-        anchors = self._make_anchors(maps, (images.shape[2], images.shape[3]))
+        anchors = self._anchors(maps, (images.shape[2], images.shape[3]))
         return [
             Predictions(
                 name="retinanet",
                 logits=outputs["cls_logits"],
                 deltas=outputs["bbox_regression"],
-                anchors=torch.cat(anchors),
-                level_sizes=tuple(len(level) for level in anchors),
+                anchors=anchors.boxes,
+                level_sizes=anchors.level_sizes,
             )
         ]
 
-    def _make_anchors(self, maps: list[Tensor], image_size: tuple[int, int]) -> list[Tensor]:
-        """The anchors of each map, in the order of the head's outputs."""
-        grids = [tuple(level.shape[-2:]) for level in maps]
+    def _anchors(self, maps: list[Tensor], image_size: tuple[int, int]) -> _Anchors:
+        """The anchors of all maps, in the order of the head's outputs.
+
+        Those of the latest sizes are kept: making them takes a device dozens of small operations.
+        """
+        grids = tuple((level.shape[-2], level.shape[-1]) for level in maps)
+        key = (grids, image_size, maps[0].device)
+        kept = self._kept_anchors.pop(key, None) or self._make_anchors(*key)
+        self._kept_anchors[key] = kept  # the last one, whether new or not
+        if len(self._kept_anchors) > _MOST_KEPT_ANCHORS:
+            del self._kept_anchors[next(iter(self._kept_anchors))]
+        return kept
+
+    def _make_anchors(
+        self,
+        grids: tuple[tuple[int, int], ...],
+        image_size: tuple[int, int],
+        device: torch.device,
+    ) -> _Anchors:
         if self.anchor_grid == "centred":  # an image's anchors do not move with its padding
             strides = [(stride, stride) for stride in self.backbone.strides]
         else:  # differs where a side is no multiple of the last stride
             strides = [(image_size[0] // rows, image_size[1] // columns) for rows, columns in grids]
-        self.anchor_generator.set_cell_anchors(torch.float32, maps[0].device)
-        anchors: list[Tensor] = self.anchor_generator.grid_anchors(grids, strides)
-        return anchors
+        self.anchor_generator.set_cell_anchors(torch.float32, device)
+        levels = self.anchor_generator.grid_anchors(list(grids), strides)
+        return _Anchors(torch.cat(levels), tuple(len(level) for level in levels))
 
     def _predict_nothing(self, images: Tensor) -> Predictions:
         """The predictions for no image: empty, but connected to the parameters as ever.
