@@ -243,6 +243,16 @@ def test_every_setting_of_the_optimiser_reaches_it(
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    ("device", "fused"), [("cpu", None), pytest.param("cuda", True, marks=pytest.mark.gpu)]
+)
+def test_an_optimiser_is_fused_on_a_gpu(name: str, device: str, fused: bool | None) -> None:
+    layer = nn.Linear(2, 2).to(device)
+    optimizer = build.optimizer(Config(training=TrainingConfig(optimizer=name)), layer)
+    assert optimizer.param_groups[0]["fused"] is fused
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_frozen_parameters_are_not_the_optimisers(name: str) -> None:
     layer = nn.Linear(2, 2)
     layer.bias.requires_grad_(False)

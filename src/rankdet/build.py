@@ -163,15 +163,21 @@ def optimizer(config: Config, module: nn.Module) -> torch.optim.Optimizer:
     """An optimiser of the parameters that are not frozen; the schedule sets its learning rate."""
     settings = config.training
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    # On a GPU one kernel for all parameters, in place of several for each operation.
+    is_fused = all(parameter.is_cuda for parameter in parameters) or None  # None: torch chooses
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(
-            parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+            parameters,
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            fused=is_fused,
         )
     return torch.optim.SGD(
         parameters,
         lr=settings.learning_rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
+        fused=is_fused,
     )
 
 

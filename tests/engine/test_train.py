@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankdet.engine.train import Position, Report, StepSettings, _Stopwatch, training_steps
+from rankdet.engine.train import Position, Report, StepSettings, Stopwatch, training_steps
 from rankdet.errors import TrainingError
 from rankdet.structures import Predictions, Target
 
@@ -97,14 +97,15 @@ def steps(
     start: Position | None = None,
     rate: float = 0.1,
     criterion: object = criterion,
+    optimizer: torch.optim.Optimizer | None = None,
     **settings: object,
 ) -> list[tuple[Position, Report]]:
-    """Train with plain SGD to the end."""
+    """Train to the end, with plain SGD unless told otherwise."""
     return list(
         training_steps(
             detector,
             criterion,  # type: ignore[arg-type]
-            torch.optim.SGD(detector.parameters(), lr=99.0),
+            optimizer or torch.optim.SGD(detector.parameters(), lr=99.0),
             loader,
             learning_rate=lambda step: rate,
             average_precision=lambda logits, labels: logits.mean() * 0 + 0.25,
@@ -313,13 +314,43 @@ def test_images_are_laid_out_as_asked() -> None:
     assert detector.layouts == [True, False]
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_not_finite_stop_the_training_before_a_weight_changes(value: float) -> None:
+def test_logits_that_are_not_finite_stop_the_training_before_a_weight_changes(
+    value: float, fused: bool
+) -> None:
     detector = OneWeight(1.0)
+    optimizer = torch.optim.SGD(detector.parameters(), lr=99.0, fused=fused)
     with pytest.raises(TrainingError, match="not finite") as error:
-        steps(detector, FakeLoader([[0.0, value]]), accumulate=2)
+        steps(detector, FakeLoader([[0.0, value]]), accumulate=2, optimizer=optimizer)
     assert "epoch0-batch0.jpg, epoch0-batch1.jpg" in str(error.value)
     assert detector.weight.item() == 1.0
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_fused_optimiser_steps_as_any_other_and_stops_where_it_was(kind: type) -> None:
+    """It is asked to step before the host knows the numbers: the device decides."""
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    values = [2.0, 3.0, 1.0, math.nan]
+    weights, states = [], []
+    for fused in (False, True):
+        detector = OneWeight(1.0)
+        optimizer = kind(detector.parameters(), lr=99.0, fused=fused, **options)
+        with pytest.raises(TrainingError, match="class scores = nan"):
+            steps(detector, FakeLoader([values]), optimizer=optimizer)
+        weights.append(detector.weight.item())
+        states.append({k: float(v) for k, v in optimizer.state[detector.weight].items()})
+    assert weights[0] != 1.0
+    assert weights[1] == pytest.approx(weights[0])
+    assert states[1] == pytest.approx(states[0])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_optimiser_steps_with_the_clipped_gradient(fused: bool) -> None:
+    detector = OneWeight(1.0)
+    optimizer = torch.optim.SGD(detector.parameters(), lr=99.0, fused=fused)
+    steps(detector, FakeLoader([[2.0]]), clip_norm=0.5, optimizer=optimizer)
+    assert detector.weight.item() == pytest.approx(1 - 0.1 * 0.5)  # the gradient was 3
 
 
 def test_logits_that_the_loss_does_not_read_are_checked_too() -> None:
@@ -404,6 +435,6 @@ def test_a_gpu_finishes_its_work_only_where_time_is_measured(
     waited: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     gpu = torch.device("cuda:1")
-    with _Stopwatch(StepSettings(device=gpu), is_on).part("step"):
+    with Stopwatch(StepSettings(device=gpu), is_on).part("step"):
         pass
     assert waited == [gpu, gpu] * is_on

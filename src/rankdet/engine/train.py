@@ -7,6 +7,7 @@ checkpoints, evaluation, stopping) is done by whoever iterates over it, between 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -65,9 +66,14 @@ class Report:
 class TrainingBatch(Protocol):
     """What a loader gives; see `rankdet.data.loading.collate.Batch`."""
 
-    images: Tensor
-    targets: list[Target]
-    names: tuple[str, ...]
+    @property
+    def images(self) -> Tensor: ...
+
+    @property
+    def targets(self) -> list[Target]: ...
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TrainingBatch: ...
 
@@ -123,7 +129,7 @@ def training_steps(
     while position.epoch < num_epochs:
         batches = loader.epoch(position.epoch, position.batch)
         for number in range(position.batch // size, steps_per_epoch):
-            watch = _Stopwatch(settings, is_on=position.step % settings.log_every == 0)
+            watch = Stopwatch(settings, is_on=position.step % settings.log_every == 0)
             with watch.part("data"):
                 micro_batches = list(itertools.islice(batches, size))
             rate = learning_rate(position.step)
@@ -150,13 +156,14 @@ def training_step(
     batches: Sequence[TrainingBatch],
     settings: StepSettings,
     average_precision: AveragePrecision,
-    watch: _Stopwatch,
+    watch: Stopwatch,
 ) -> Report:
     """One step of the optimiser; the gradient is the mean over the micro-batches.
 
     A TrainingError that names the files, before any weight changes, if a number is not finite.
     """
-    detector.train()
+    if not detector.training:  # going through hundreds of layers takes the host a while
+        detector.train()
     optimizer.zero_grad(set_to_none=True)
     parts: list[dict[str, Tensor]] = []
     soundness: list[Tensor] = []
@@ -173,7 +180,8 @@ def training_step(
                 losses = criterion(stages, moved.targets)
             except FloatingPointError as error:  # where the loss itself looks at the scores
                 raise _not_finite(str(error), batches) from error
-        with watch.part("backward"):
+        # Threads of its own would only cost autograd the time to wake them: there is one device.
+        with watch.part("backward"), torch.autograd.set_multithreading_enabled(False):
             (losses.total / len(batches)).backward()
         parts.append({name: part.detach() for name, part in losses.parts.items()})
     batch_ap = None
@@ -181,13 +189,13 @@ def training_step(
         batch_ap = average_precision(stages[-1].logits, losses.assignments[-1].labels).item()
     with watch.part("step"):
         norm = _gradient_norm(detector)
-        values = _values(parts, soundness, norm)
-        for name, value in values.items():
-            if not abs(value) < float("inf"):  # NaN too
-                raise _not_finite(f"{name} = {value}", batches)
         if settings.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(detector.parameters(), settings.clip_norm, norm)
-        optimizer.step()
+        names, numbers = _to_check(parts, soundness, norm)
+        values = dict(zip(names, _step_if_finite(optimizer, numbers), strict=True))
+        for name, value in values.items():
+            if not math.isfinite(value):
+                raise _not_finite(f"{name} = {value}", batches)
     return Report(
         losses={name: values[f"the {name} loss"] for name in parts[0]},
         gradient_norm=values["the norm of the gradient"],
@@ -210,16 +218,31 @@ def _gradient_norm(module: nn.Module) -> Tensor:
     return torch.nn.utils.get_total_norm(gradients)
 
 
-def _values(
+def _to_check(
     parts: list[dict[str, Tensor]], soundness: list[Tensor], norm: Tensor
-) -> dict[str, float]:
-    """Everything that must be finite, by name. The host waits for the device once, here."""
+) -> tuple[list[str], Tensor]:
+    """Everything that must be finite: its names, and the numbers on the device."""
     tensors = {"the sum of the class scores": torch.stack(soundness).sum()}
     for name in parts[0]:
         tensors[f"the {name} loss"] = torch.stack([part[name] for part in parts]).mean()
     tensors["the norm of the gradient"] = norm
-    numbers = torch.stack([tensor.float() for tensor in tensors.values()]).tolist()
-    return dict(zip(tensors, numbers, strict=True))
+    return list(tensors), torch.stack([tensor.float() for tensor in tensors.values()])
+
+
+def _step_if_finite(optimizer: torch.optim.Optimizer, numbers: Tensor) -> list[float]:
+    """Step unless one of the numbers is not finite; gives them. The host waits here, once.
+
+    A fused optimiser asks the device whether to step, as under a GradScaler: its work is queued
+    before the wait, and the device need not wait for the host.
+    """
+    if all(group.get("fused") for group in optimizer.param_groups):
+        optimizer.found_inf = (~numbers.isfinite()).any().float()  # type: ignore[attr-defined]
+        optimizer.step()
+        return numbers.tolist()
+    values: list[float] = numbers.tolist()
+    if all(map(math.isfinite, values)):
+        optimizer.step()
+    return values
 
 
 def _not_finite(what: str, batches: Sequence[TrainingBatch]) -> TrainingError:
@@ -231,7 +254,7 @@ def _not_finite(what: str, batches: Sequence[TrainingBatch]) -> TrainingError:
     )
 
 
-class _Stopwatch:
+class Stopwatch:
     """Seconds of each part of a step; when on, a device finishes its work at each end."""
 
     def __init__(self, settings: StepSettings, is_on: bool) -> None:

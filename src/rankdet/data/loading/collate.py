@@ -34,17 +34,24 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """The same on another device. `sizes` and `indices` stay: they are read by the host."""
+        images = self.images.to(device, non_blocking=non_blocking)
+        if all(part.device == images.device for part in self._on_device()):
+            return self
         objects = pack_objects(self.targets)
         if self.images.is_pinned():
             # The device would have to finish its work before a copy from ordinary memory.
             objects = objects.pin_memory()
         return dataclasses.replace(
             self,
-            images=self.images.to(device, non_blocking=non_blocking),
+            images=images,
             targets=unpack_objects(
                 objects.to(device, non_blocking=non_blocking), *self._of_images()
             ),
         )
+
+    def _on_device(self) -> list[Tensor]:
+        """Something of the images and of each target, to see where they are."""
+        return [self.images, *(target.boxes for target in self.targets)]
 
     def pin_memory(self) -> Batch:
         """The same with its images in page-locked memory: a GPU can copy them while it works."""
