@@ -238,6 +238,11 @@ def _memory_row(
 
 def main(*, quick: bool, json_file: Path | None, device: str, seed: int) -> None:
     """Measure, print the tables, and write them as JSON if asked."""
+    if torch.device(device).type == "cuda":  # other questions: bandwidth, launches, graphs
+        from rankdet.bench import losses_cuda
+
+        losses_cuda.main(quick=quick, json_file=json_file, device=device, seed=seed)
+        return
     console = Console()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None)

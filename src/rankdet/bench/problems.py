@@ -34,17 +34,27 @@ def make_problem(
     *,
     seed: int,
     device: str = "cpu",
+    draw_on: str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> Problem:
-    """A batch of `num_anchors` x `num_classes` normal scores, some of them of positives."""
-    generator = torch.Generator().manual_seed(seed)
+    """A batch of `num_anchors` x `num_classes` normal scores, some of them of positives.
+
+    Drawn on the CPU, a batch is the same on every device; `draw_on` another device, which has other
+    random numbers, is for batches that would take the CPU seconds.
+    """
+    generator = torch.Generator(draw_on).manual_seed(seed)
     (positive_mean, positive_deviation), (mean, deviation) = REGIMES[regime]
-    logits = torch.randn(num_anchors, num_classes, generator=generator) * deviation + mean
-    anchors = torch.randperm(num_anchors, generator=generator)[:num_positives]
-    classes = torch.randint(num_classes, (num_positives,), generator=generator)
-    scores = torch.randn(num_positives, generator=generator) * positive_deviation + positive_mean
-    logits[anchors, classes] = scores
-    labels = torch.full((num_anchors,), BACKGROUND)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=draw_on)
+
+    logits = normal(num_anchors, num_classes) * deviation + mean
+    anchors = torch.randperm(num_anchors, generator=generator, device=draw_on)[:num_positives]
+    classes = torch.randint(num_classes, (num_positives,), generator=generator, device=draw_on)
+    logits[anchors, classes] = normal(num_positives) * positive_deviation + positive_mean
+    labels = torch.full((num_anchors,), BACKGROUND, device=draw_on)
     labels[anchors] = classes
+    logits = logits.to(dtype)
     targets = torch.zeros_like(logits)
     targets[anchors, classes] = 1
     return Problem(logits.to(device).requires_grad_(), labels.to(device), targets.to(device))

@@ -21,13 +21,38 @@ def bench_losses(
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     seed: Seed = 0,
 ) -> None:
-    """Time and memory of the losses, forward and backward, next to sigmoid focal loss."""
+    """Time and memory of the losses, forward and backward, next to sigmoid focal loss.
+
+    On a CUDA device the losses are compared with float64 first, and a difference ends the command
+    with status 1; then come times by events, the floor that the memory sets, and CUDA graphs.
+    """
     check_device(device)
     _prepare_record(json_file)
 
     from rankdet.bench import losses
 
     losses.main(quick=quick, json_file=json_file, device=device, seed=seed)
+
+
+@app.command("step")
+def bench_step(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small network, on a CPU too, in seconds.")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Also write the table here.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
+    seed: Seed = 0,
+) -> None:
+    """Time of a whole training step and of its parts, next to torchvision's RetinaNet."""
+    device = device or ("cpu" if quick else "cuda")
+    check_device(device)
+    _prepare_record(json_file)
+
+    from rankdet.bench import step
+
+    step.main(quick=quick, json_file=json_file, device=device, seed=seed)
 
 
 @app.command("reliability")
@@ -51,12 +76,19 @@ def bench_reliability(
 def bench_table(
     record: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A --json FILE.")],
 ) -> None:
-    """Print a record of `rankdet bench losses` as a table for a text in Markdown."""
+    """Print a record of `rankdet bench losses` or `step` as a table for a text in Markdown."""
     import json
 
-    from rankdet.bench.tables import markdown
+    from rankdet.bench import step_tables, tables, tables_cuda
 
-    typer.echo(markdown(json.loads(record.read_text())))
+    content = json.loads(record.read_text())
+    if "torchvision" in content:
+        table = step_tables.markdown(content)
+    elif "rows" in content:
+        table = tables_cuda.markdown(content)
+    else:
+        table = tables.markdown(content)
+    typer.echo(table)
 
 
 def _prepare_record(file: Path | None) -> None:
