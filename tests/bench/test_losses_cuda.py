@@ -297,6 +297,33 @@ def test_backward_can_run_on_the_calling_thread() -> None:
     assert torch._C._is_multithreading_enabled()
 
 
+def test_the_details_have_both_losses_with_and_without_another_thread(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, list[bool]] = {}
+
+    def timed_in_turn(runs: Any, problems: Any, most_rounds: int) -> dict[str, Any]:
+        for name, run in runs.items():
+            seen[name] = []
+            run(problems[0])
+        return {}
+
+    def note(problem: object) -> None:
+        list(seen.values())[-1].append(torch._C._is_multithreading_enabled())
+
+    monkeypatch.setattr(losses_cuda, "timed_in_turn", timed_in_turn)
+    monkeypatch.setattr(losses_cuda, "run_of", lambda *names, **settings: note)
+    monkeypatch.setattr(losses_cuda, "focal", note)
+    monkeypatch.setattr(losses_cuda, "timed", lambda *arguments: {})
+    losses_cuda.measure_details(GRAPH_ROW, 0, device, True)
+    assert seen == {
+        "ap_loss": [True],
+        "focal": [True],
+        "ap_loss_one_thread": [False],
+        "focal_one_thread": [False],
+    }
+
+
 def test_our_runs_give_value_and_gradient_and_leave_none_behind() -> None:
     problem = make_problem("half-trained", 5, 50, 3, seed=0)
     value, gradient = times_cuda.run_of("ap_loss", step="heaviside")(problem)
@@ -478,6 +505,15 @@ def test_a_graph_that_keeps_its_inputs_is_told(
     (problem,) = graphs_cuda.found_in_graphs([made_row(regime="trained", **graphs)])
     assert "20,951,040 x float32, trained scores" in problem
     assert "is_equal_on_other_inputs" in problem
+
+
+def test_a_wrong_graph_is_told_after_the_tables(
+    device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "capture", lambda run: (lambda: None, run()))
+    with pytest.raises(RankdetError, match=r"a CUDA graph, 300 x float32, initial .* 11 more"):
+        losses_cuda.main(quick=True, json_file=None, device=device, seed=0)
+    assert "Forward + backward, ms" in capsys.readouterr().out
 
 
 def test_a_graph_that_writes_nothing_is_not_equal(

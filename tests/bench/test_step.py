@@ -29,7 +29,12 @@ CPU = torch.device("cpu")
 SMALL = dataclasses.replace(bench.QUICK, num_steps=2)
 
 
-def make_record(class_loss: float = 1.0, box: float = 2.0, speed: float = 160.0) -> dict[str, Any]:
+def make_record(
+    class_loss: float = 1.0,
+    box: float = 2.0,
+    speed: float = 160.0,
+    on_device: float | None = 0.505,
+) -> dict[str, Any]:
     """A record as of a full run; times are milliseconds of a step of 100."""
     parts = dict(zip(step_tables.PARTS, (class_loss, 1.0, box, 30.0, 60.0, 0.0), strict=True))
     parts["optimiser and checks"] = 100 - sum(parts.values())
@@ -43,6 +48,7 @@ def make_record(class_loss: float = 1.0, box: float = 2.0, speed: float = 160.0)
             "wall_milliseconds": 102.0,
             "images_per_second": speed,
             "parts": parts,
+            "class_loss_on_device": on_device,
             "without_loss_milliseconds": 95.0,
         }
         for network, classes in (("ours", 80), ("ours", 20), ("as torchvision's", 80))
@@ -242,10 +248,11 @@ def test_the_tables_mark_what_misses_its_bar(capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert "not" not in text
     assert "- they differ" in text
-    slow = make_record(class_loss=3.0, box=7.0, speed=149.0)
+    slow = make_record(class_loss=3.0, box=7.0, speed=149.0, on_device=2.525)
     step_tables.print_tables(slow, Console(width=200))
     text = capsys.readouterr().out
     assert text.count("3.0 % (not ≤ 2)") == 3  # with AP-loss, not with focal loss
+    assert text.count("2.5 % (not ≤ 2)") == 3  # of the step of 101 ms, the device alone
     assert text.count("8.0 % (not ≤ 5)") == 3
     assert text.count("(not ≥ 1.5)") == 1  # 1.49 x the reference
     assert text.count("(not ≥ 1.1)") == 1
@@ -255,7 +262,9 @@ def test_the_tables_mark_what_misses_its_bar(capsys: pytest.CaptureFixture[str])
 
 def test_the_readme_table_has_shares_ratios_and_origin() -> None:
     table = step_tables.markdown(make_record())
-    assert "| 6, 20, focal loss | 102.0 | 160 | 1.0 % | 1.0 % | 2.0 % | 30.0 % | 60.0 %" in table
+    numbers = "102.0 | 160 | 0.5 % | 1.0 % | 1.0 % | 2.0 % | 30.0 % | 60.0 %"
+    assert f"| 6, 20, focal loss | {numbers}" in table
+    assert "| 160 | - | 1.0 %" in step_tables.markdown(make_record(on_device=None))
     assert "| as its reference script | 100 | 1.60 x | 1.60 x |" in table
     assert "`rankdet bench step`, commit abc, seed 0, torch 2.11, Linux." in table
 

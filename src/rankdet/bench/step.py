@@ -26,8 +26,10 @@ from rich.progress import Progress
 from torch import Tensor, nn
 
 from rankdet import build
+from rankdet.bench import gpu
 from rankdet.bench.clock import Clock
 from rankdet.bench.step_tables import PARTS, print_tables
+from rankdet.bench.times_cuda import timed
 from rankdet.bench.torchvision_step import DIFFERENCES, make_torchvision, torchvision_step
 from rankdet.config import Config, DetectorConfig, LossConfig, TrainingConfig
 from rankdet.data.loading.collate import Batch
@@ -292,6 +294,23 @@ def _marked(criterion: Criterion, clock: Clock) -> Iterator[Callable[..., Losses
         handle.remove()
 
 
+def class_loss_on_device(network: Network, criterion: Criterion, batch: Batch) -> float | None:
+    """Median milliseconds of the class loss, forward and backward, without the host: as a CUDA
+    graph. None on other devices. In the step, a host that is slow to launch it adds to its time."""
+    settings = network.settings
+    if settings.device.type != "cuda":
+        return None
+    with torch.no_grad(), torch.autocast("cuda", settings.precision):
+        (stage,) = network.detector(batch.images)
+    labels = criterion.assigner(stage, batch.targets).labels
+    logits = stage.logits.detach().requires_grad_()
+    replay, _ = gpu.capture(
+        lambda: torch.autograd.grad(criterion.class_loss(logits, labels), logits)
+    )
+    times = timed(lambda replay: replay(), [replay], with_head_start=True)
+    return float(times["milliseconds"])
+
+
 def measure_network(
     network: Network, batch: Batch, sizes: Sizes, loss_names: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -310,6 +329,7 @@ def measure_network(
                 "anchors_per_place": network.detector.head.classification_head.num_anchors,
                 **numbers,
                 "parts": parts,
+                "class_loss_on_device": class_loss_on_device(network, criterion, batch),
                 "without_loss_milliseconds": floor["milliseconds"],
             }
         )

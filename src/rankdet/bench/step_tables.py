@@ -75,6 +75,8 @@ def print_tables(results: dict[str, Any], console: Console, *, with_bars: bool =
     for name in PARTS:
         bar = MOST_CLASS_LOSS if name == "class loss" and with_bars else None
         table.add_row(name, *(_share(row, shares(row)[name], bar) for row in rows))
+    bar = MOST_CLASS_LOSS if with_bars else None
+    table.add_row("class loss, device alone", *(_device_share(row, bar) for row in rows))
     bar = MOST_MATCHING if with_bars else None
     table.add_row("matching and boxes", *(_share(row, matching_share(row), bar) for row in rows))
     console.print(table)
@@ -99,6 +101,13 @@ def print_tables(results: dict[str, Any], console: Console, *, with_bars: bool =
         console.print(f"- {text}")
 
 
+def _device_share(row: dict[str, Any], bar: float | None) -> str:
+    """What the class loss would be of the step if the device never waited for the host."""
+    if row["class_loss_on_device"] is None:
+        return "-"
+    return _share(row, row["class_loss_on_device"] / row["milliseconds"], bar)
+
+
 def _share(row: dict[str, Any], share: float, bar: float | None) -> str:
     """A share of the step in percent; AP-loss is held to the bars."""
     return _judged(100 * share, 100 * bar if bar and row["loss"] == "ap" else None, "{:.1f} %")
@@ -115,12 +124,15 @@ def _judged(value: float, bar: float | None, shape: str, at_least: bool = False)
 def markdown(record: dict[str, Any]) -> str:
     """The README's tables of a record that `rankdet bench step --json FILE` wrote."""
     lines = [
-        "| anchors a place, classes, loss | ms a step | images/s | " + " | ".join(PARTS) + " |",
-        "| --- |" + " --- |" * (2 + len(PARTS)),
+        "| anchors a place, classes, loss | ms a step | images/s | class loss, device alone | "
+        + " | ".join(PARTS)
+        + " |",
+        "| --- |" + " --- |" * (3 + len(PARTS)),
     ]
     for row in record["ours"]:
         what = f"{row['anchors_per_place']}, {row['classes']}, {_LOSSES[row['loss']]}"
         numbers = [f"{row['wall_milliseconds']:.1f}", f"{row['images_per_second']:.0f}"]
+        numbers.append(_device_share(row, None))
         numbers += [f"{100 * share:.1f} %" for share in shares(row).values()]
         lines.append(f"| {what} | " + " | ".join(numbers) + " |")
     lines += [
