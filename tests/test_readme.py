@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from rankdet.bench.rows_cuda import all_rows
 from rankdet.config import from_dict
 from rankdet.recipes import recipe
 
@@ -22,6 +23,8 @@ def test_tables_in_the_readme_are_made_from_their_records() -> None:
     assert [module for module, _, _ in tables] == [
         "rankdet.workflows.demo_record",
         "rankdet.bench.tables",
+        "rankdet.bench.tables_cuda",
+        "rankdet.bench.step_tables",
     ]
     for module, file, table in tables:
         record = json.loads((ROOT / file).read_text())
@@ -38,6 +41,22 @@ def test_the_recorded_demo_is_of_a_commit_and_reaches_what_is_promised() -> None
         loss = replace(recipe("demo").loss, name=run["loss"])
         assert from_dict(run["config"]) == replace(recipe("demo"), loss=loss), "the recipe changed"
     assert runs[0]["metrics"]["AP50"] >= 60
+
+
+def test_the_recorded_runs_on_a_gpu_are_whole_and_found_nothing_wrong() -> None:
+    losses, step = (
+        json.loads((ROOT / "results" / f"{name}-cuda.json").read_text())
+        for name in ("losses", "step")
+    )
+    for record in (losses, step):
+        assert record["provenance"]["device"].startswith("cuda")
+        assert not record["provenance"]["quick"]
+    assert losses["problems"] == []
+    assert all(check["problems"] == [] for check in losses["checks"])
+    expected = [(row.num_scores, row.num_positives, row.dtype) for row in all_rows(quick=False)]
+    assert [(row["scores"], row["positives"], row["dtype"]) for row in losses["rows"]] == expected
+    assert not any("reason" in row["ap_loss_graph"] for row in losses["rows"]), "no CUDA graph"
+    assert (step["images"], step["side"], step["backbone"]) == (16, 512, "resnet50")
 
 
 def test_the_pictures_in_the_readme_are_small_files() -> None:

@@ -706,6 +706,20 @@ def test_bench_table_prints_either_kind_of_record(tmp_path: Path) -> None:
     assert result.output.startswith("| 5.2 M scores | initial | half-trained | trained |")
 
 
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "{", '{"rows": [{}]}', '{"torchvision": 1}', "\xff", "demo-cpu.json"]
+)
+def test_bench_table_refuses_other_files_in_one_line(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    if content.endswith(".json"):
+        content = (ROOT / "results" / content).read_text()
+    file.write_bytes(content.encode("latin-1"))
+    result = CliRunner().invoke(cli.app, ["bench", "table", str(file)])
+    assert isinstance(result.exception, RankdetError)
+    assert str(file) in str(result.exception)
+    assert "`rankdet bench losses` or `rankdet bench step`" in str(result.exception)
+
+
 # On a device
 
 

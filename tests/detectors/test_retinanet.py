@@ -129,6 +129,14 @@ def test_kept_anchors_belong_to_the_device_of_the_images() -> None:
     assert detector._anchors(maps, (64, 64)) is here
 
 
+def test_anchors_kept_in_inference_mode_can_be_trained_with() -> None:
+    detector = make_small()
+    with torch.inference_mode():
+        kept = predict(detector, torch.rand(1, 3, 64, 64)).anchors
+    assert predict(detector, torch.rand(1, 3, 64, 64)).anchors is kept
+    assert not kept.is_inference()  # autograd refuses to keep such tensors for backward
+
+
 def test_the_anchors_of_an_image_do_not_move_with_its_padding() -> None:
     detector = make_retinanet(1, backbone="resnet18", norm="frozen").eval()
     with torch.no_grad():

@@ -39,6 +39,13 @@ NOT_RUN = {
     "rankdet reproduce theory": "40 seconds; tests/experiments runs its parts; parsed",
     "rankdet reproduce ranking": "10 seconds to make its data; tests/experiments runs it; parsed",
 }
+# Words of blocks in Python that run only where it is there, and why; elsewhere they are compiled.
+NEEDED = {
+    'device="cuda"': (
+        "a CUDA device; tests/losses/test_cuda.py has graphs",
+        torch.cuda.is_available,
+    )
+}
 # Options that the test adds: the same work, small. The last one given counts.
 SMALL_TRAIN = "--device cpu --workers 0 --weights none --backbone small --size 64 --batch-size 2"
 SMALLER = {
@@ -151,7 +158,10 @@ def starting_names() -> dict[str, Any]:
 
 
 def run_python(code: str, names: dict[str, Any]) -> None:
-    exec(code, names)
+    compiled = compile(code, "block", "exec")
+    if not all(is_there() for word, (_, is_there) in NEEDED.items() if word in code):
+        return
+    exec(compiled, names)
     if ".backward()" in code:
         assert any(gradients(names)), "backward() has left no gradient"
 

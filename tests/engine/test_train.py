@@ -345,6 +345,24 @@ def test_a_fused_optimiser_steps_as_any_other_and_stops_where_it_was(kind: type)
     assert states[1] == pytest.approx(states[0])
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimiser_whose_first_step_was_left_out_can_be_used_again(kind: type) -> None:
+    """A fused SGD would keep the memory that it got for its momentum, whatever was in there."""
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    weights = []
+    for values in ([math.nan], []):
+        detector = OneWeight(1.0)
+        optimizer = kind(detector.parameters(), lr=99.0, fused=True, **options)
+        for value in values:
+            with pytest.raises(TrainingError, match="class scores = nan"):
+                steps(detector, FakeLoader([[value]]), optimizer=optimizer)
+            assert not optimizer.state
+        assert not hasattr(optimizer, "found_inf")  # or a step of somebody else's would ask it
+        steps(detector, FakeLoader([[2.0, 3.0]]), optimizer=optimizer)
+        weights.append(detector.weight.item())
+    assert weights[0] == weights[1] != 1.0
+
+
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_optimiser_steps_with_the_clipped_gradient(fused: bool) -> None:
     detector = OneWeight(1.0)
@@ -384,9 +402,11 @@ def test_a_loss_that_refuses_its_scores_becomes_the_same_error() -> None:
         steps(OneWeight(), FakeLoader([[1.0]]), criterion=strict)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_gradient_that_is_not_finite_stops_the_training_though_the_loss_is_fine(
-    value: str,
+    value: str, clip_norm: float | None, fused: bool
 ) -> None:
     def steep(stages: list[Predictions], targets: object) -> FakeLosses:
         # The root has an infinite slope at 0, and the value 0.
@@ -395,8 +415,10 @@ def test_a_gradient_that_is_not_finite_stops_the_training_though_the_loss_is_fin
         return FakeLosses({"class": part}, [FakeAssignment(torch.zeros(1))])
 
     detector = OneWeight(1.0)
+    optimizer = torch.optim.SGD(detector.parameters(), lr=99.0, momentum=0.9, fused=fused)
+    settings = {"criterion": steep, "optimizer": optimizer, "clip_norm": clip_norm}
     with pytest.raises(TrainingError, match=f"norm of the gradient = {value}"):
-        steps(detector, FakeLoader([[1.0]]), criterion=steep)
+        steps(detector, FakeLoader([[1.0]]), **settings)
     assert detector.weight.item() == 1.0
 
 

@@ -6,10 +6,8 @@ blocks smaller: several programs, tiles, runs of knots and histograms on few sco
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankdet.losses import BACKGROUND, IGNORED, ap_loss, auc_loss, error_driven, fused
+from rankdet.losses import BACKGROUND, IGNORED, ap_loss, auc_loss, error_driven
 
 triton = pytest.importorskip("triton")
 fused_ranking = pytest.importorskip("rankdet.losses.fused_ranking", exc_type=ImportError)
@@ -262,16 +260,37 @@ def test_agrees_with_algorithm_1(
     assert gradient[is_positive].double().sum().item() == pytest.approx(-value.item(), rel=1e-6)
 
 
-@interpreted
-@pytest.mark.parametrize("delta", [0.0, 1.0])
-def test_scores_as_at_initialisation_lie_in_one_bin(delta: float, agree: Ranked) -> None:
-    """A program then adds up by itself: in the middle of the knots, and above the last one."""
-    for height in (0.0, 4.0):
+@pytest.fixture
+def crowd() -> Callable[[float, float], tuple[Tensor, Tensor]]:
+    """(height, delta) -> logits, labels: nearly all negatives at one height, some at each knot."""
+
+    def make(height: float, delta: float) -> tuple[Tensor, Tensor]:
         logits, labels, _ = problem(1, 70, 4, scale=0.01, positives=0.0)
+        logits += height
         labels[[20, 40, 60]] = torch.tensor([0, 1, 3])
-        logits[20, 0], logits[40, 1], logits[60, 3], logits[0, 3] = -1.5, -1.0, 0.75, 2.0
-        logits[33, 2] = height + 2.5
-        agree(logits + height, labels, None, "interpolated_ap", delta)
+        positives = torch.tensor([2.0, -1.5, -1.0, 0.75])
+        logits[0, 3], logits[20, 0], logits[40, 1], logits[60, 3] = positives
+        logits[61:65, 0], logits[61:65, 1], logits[9, 3] = positives - delta, positives + delta, 6
+        return logits, labels
+
+    return make
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("delta", "heights"),
+    # Knots: -1.5, -1, 0.75, 2; and -2.5, -2, -0.5, -0.25, 0, 1, 1.75, 3.
+    [(0.0, [0.0, 1.0, 4.0]), (1.0, [0.5, 2.5, 4.0])],
+)
+def test_scores_as_at_initialisation_lie_in_one_bin(
+    delta: float,
+    heights: list[float],
+    crowd: Callable[[float, float], tuple[Tensor, Tensor]],
+    agree: Ranked,
+) -> None:
+    """A program then adds up by itself: between knots, below the last one, and above it."""
+    for height in heights:
+        agree(*crowd(height, delta), None, "interpolated_ap", delta)
 
 
 @interpreted
@@ -308,12 +327,24 @@ def test_scores_far_from_0_and_far_from_each_other(agree: Ranked) -> None:
 
 @interpreted
 @pytest.mark.parametrize("dtype", HALVES)
-def test_half_precision_is_read_as_it_is(dtype: torch.dtype, ranked: Ranked, exact: Exact) -> None:
+@pytest.mark.parametrize("delta", [0.0, 1.0])
+def test_half_precision_is_read_as_it_is(
+    dtype: torch.dtype,
+    delta: float,
+    crowd: Callable[[float, float], tuple[Tensor, Tensor]],
+    ranked: Ranked,
+    exact: Exact,
+) -> None:
     logits, labels, mask = problem(7, 40, 3)
-    logits = logits.to(dtype)
-    for weights in ("interpolated_ap", "auc"):
-        value, gradient = ranked(logits, labels, mask, weights, scale=64.0)
-        expected, update = exact(logits, labels, mask, weights)
+    logits[3:6] = torch.tensor([0.0, -0.0, 2.0])
+    for (scores, *rest), weights, room in (
+        ((logits, labels, mask), "interpolated_ap", 16),
+        ((logits, labels, None), "auc", 3 << 16),  # several histograms
+        ((*crowd(0.5, delta), None), "ap", 3 << 16),
+    ):
+        settings = {"scale": 64.0, "blocks": small_blocks(room=room, searched=1 << 13)}
+        value, gradient = ranked(scores.to(dtype), *rest, weights, delta, **settings)
+        expected, update = exact(scores.to(dtype), *rest, weights, delta)
         assert value.item() == pytest.approx(expected, rel=1e-6)
         # The interpreter cuts bfloat16 off, and does not round it.
         tolerance = 2**-10 if dtype == torch.float16 else 2**-7
@@ -325,11 +356,12 @@ def test_half_precision_is_read_as_it_is(dtype: torch.dtype, ranked: Ranked, exa
 def test_small_updates_in_half_precision_are_scaled_before_they_are_rounded(
     ranked: Ranked,
 ) -> None:
-    logits = torch.tensor([[0.0], [-0.9995], [0.5]])
-    value, gradient = ranked(logits.half(), torch.tensor([P, N, N]), scale=2.0**16)
+    logits, labels = torch.tensor([[0.0], [-0.9995], [0.5]]).half(), torch.tensor([P, N, N])
+    blocks = small_blocks(searched=1 << 13)
+    value, gradient = ranked(logits, labels, scale=2.0**16, blocks=blocks)
     assert value.item() > 0.4
     assert gradient[1].item() > 0
-    _, small = ranked(logits.half(), torch.tensor([P, N, N]), scale=2.0**-16)
+    _, small = ranked(logits, labels, scale=2.0**-16, blocks=blocks)
     assert small[1].item() == 0
 
 
@@ -411,25 +443,30 @@ def test_many_programs_share_few_histograms(agree: Ranked) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_cuda.py has it, with many scores")
 @pytest.mark.parametrize("delta", [0.0, 1.0])
 def test_an_entry_that_is_too_short_counts_in_a_second_number(
-    delta: float, agree: Ranked, monkeypatch: pytest.MonkeyPatch
+    delta: float,
+    crowd: Callable[[float, float], tuple[Tensor, Tensor]],
+    agree: Ranked,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plans = []
-    write_update = fused_ranking.write_update
+    shifts = []
+    write_update, kernels = fused_ranking.write_update, fused_ranking.ap_triton_knots
 
     def spy(
         scale: Tensor, logits: Tensor, labels: Tensor, mask: Any, state: Any, *more: Any
     ) -> Any:
-        plans.append(state.header[fused_ranking.ap_triton.COUNT_SHIFT.value].item())
+        shifts.append(state.header[kernels.COUNT_SHIFT.value].item())
         return write_update(scale, logits, labels, mask, state, *more)
 
     monkeypatch.setattr(fused_ranking, "write_update", spy)
-    logits, labels, _ = problem(13, 300, 16, scale=0.5, positives=0.01)
-    logits[200:] = 1.0  # one bin has most scores
-    for tile in (256, 1 << 20):  # the longer one: as if a program had 2**20 scores
-        blocks = small_blocks(tile=tile, write_tile=4096, rows=512)
-        agree(logits, labels, None, "auc", delta, blocks=blocks)
-    assert plans[0] > 0
-    assert plans[1] == 0
+    scores = crowd(1.0, delta)
+    agree(*scores, None, "auc", delta)
+    if delta > 0:  # as if a program had 2**20 scores
+        agree(*scores, None, "auc", delta, blocks=small_blocks(tile=1 << 20))
+    # Or an offset so many bits; and then several tiles to a program.
+    monkeypatch.setattr(kernels, "OFFSET_BITS", type(kernels.OFFSET_BITS)(64))
+    agree(*scores, None, "auc", delta)
+    assert shifts[0] > 0
+    assert shifts[1:] == [0] * (2 if delta > 0 else 1)
 
 
 # What is wrong.
@@ -565,39 +602,3 @@ def test_torch_compile_takes_it_whole(
         actual = with_gradient(compiled, logits, labels, mask=mask)
         assert all(map(torch.equal, actual, expected))
     assert len(fused_everywhere) == 3
-
-
-# Where Triton is missing.
-
-
-def test_only_floats_on_cuda_that_exist_are_for_the_kernels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fused, "_HAS_TRITON", True)
-
-    def tensor(device: str = "cuda", dtype: torch.dtype = torch.float32, size: int = 3) -> Any:
-        return SimpleNamespace(device=torch.device(device), dtype=dtype, numel=lambda: size)
-
-    assert all(fused.can_read(tensor(dtype=dtype)) for dtype in (torch.float32, *HALVES))
-    assert not fused.can_read(tensor(dtype=torch.float64))
-    assert not fused.can_read(tensor("cpu"))
-    assert not fused.can_read(tensor("mps"))
-    assert not fused.can_read(tensor(size=0))
-
-
-def test_that_triton_is_missing_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(fused, "_HAS_TRITON", False)
-    monkeypatch.setattr(fused, "_told", [])
-    there, here = (
-        SimpleNamespace(device=torch.device(name), dtype=torch.float32, numel=lambda: 3)
-        for name in ("cuda", "cpu")
-    )
-    with caplog.at_level(logging.WARNING, logger="rankdet"):
-        assert not fused.can_read(here)  # type: ignore[arg-type]
-        assert caplog.records == []
-        assert not fused.can_read(there)  # type: ignore[arg-type]
-        assert not fused.can_read(there)  # type: ignore[arg-type]
-    (record,) = caplog.records
-    assert record.getMessage().startswith("Triton is not installed")

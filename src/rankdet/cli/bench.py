@@ -80,14 +80,21 @@ def bench_table(
     import json
 
     from rankdet.bench import step_tables, tables, tables_cuda
+    from rankdet.errors import RankdetError
 
-    content = json.loads(record.read_text())
-    if "torchvision" in content:
-        table = step_tables.markdown(content)
-    elif "rows" in content:
-        table = tables_cuda.markdown(content)
-    else:
-        table = tables.markdown(content)
+    try:
+        content = json.loads(record.read_bytes())
+        if "torchvision" in content:
+            table = step_tables.markdown(content)
+        elif "rows" in content:
+            table = tables_cuda.markdown(content)
+        else:
+            table = tables.markdown(content)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RankdetError(
+            f"{record}: expected a record that `rankdet bench losses` or `rankdet bench step` of "
+            "this version wrote. Measure again with --json."
+        ) from error
     typer.echo(table)
 
 

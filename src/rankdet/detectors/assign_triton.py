@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rankdet.losses.fused import divide_up, on_device_of
 from rankdet.losses.labels import BACKGROUND, IGNORED
 from rankdet.structures import Target
 
@@ -45,8 +46,8 @@ def assign(
 
     anchors = anchors.contiguous()
     objects = (boxes, starts, best_of_object)
-    grid = (triton.cdiv(len(anchors), block), len(targets))
-    with torch.cuda.device_of(anchors):  # Triton launches on the current device
+    grid = (divide_up(len(anchors), block), len(targets))
+    with on_device_of(anchors):
         _find_best_of_objects[grid](
             anchors, *objects, len(anchors), BLOCK=block, enable_fp_fusion=False
         )

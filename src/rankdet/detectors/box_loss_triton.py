@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from rankdet.detectors.assign import Assignment
 from rankdet.detectors.assign_triton import starts_of
+from rankdet.losses.fused import divide_up, on_device_of
 from rankdet.structures import Predictions, Target
 
 _BLOCK = 256  # rows of a program
@@ -62,13 +63,13 @@ class _BoxLoss(torch.autograd.Function):
         block: int,
     ) -> Tensor:
         num_rows = labels.numel()
-        num_programs = triton.cdiv(num_rows, block)
+        num_programs = divide_up(num_rows, block)
         sums = torch.empty(num_programs, dtype=torch.float32, device=deltas.device)
         counts = torch.empty(num_programs, dtype=torch.int32, device=deltas.device)
         outcome = torch.empty(2, dtype=torch.float32, device=deltas.device)
         inputs = (deltas.contiguous(), labels, matched_index, boxes, starts, anchors)
         numbers = (num_rows, len(anchors), *map(float, settings))
-        with torch.cuda.device_of(deltas):  # Triton launches on the current device
+        with on_device_of(deltas):
             _sum_losses[(num_programs,)](
                 *inputs, sums, counts, *numbers, BLOCK=block, enable_fp_fusion=False
             )
@@ -85,15 +86,16 @@ class _BoxLoss(torch.autograd.Function):
     def backward(ctx: Any, incoming: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, divisor = ctx.saved_tensors
         gradient = torch.empty_like(inputs[0])
-        _write_gradient[(triton.cdiv(ctx.numbers[0], ctx.block),)](
-            *inputs,
-            incoming,
-            divisor,
-            gradient,
-            *ctx.numbers,
-            BLOCK=ctx.block,
-            enable_fp_fusion=False,
-        )
+        with on_device_of(gradient):
+            _write_gradient[(divide_up(ctx.numbers[0], ctx.block),)](
+                *inputs,
+                incoming,
+                divisor,
+                gradient,
+                *ctx.numbers,
+                BLOCK=ctx.block,
+                enable_fp_fusion=False,
+            )
         return gradient, *(None,) * 7
 
 
@@ -243,4 +245,5 @@ def _write_gradient(
     sign = tl.where(difference > 0, 1.0, tl.where(difference < 0, -1.0, 0.0))
     # The slope of NaN is NaN, not 0: what is wrong with the deltas must show.
     slope = tl.where(tl.abs(difference) >= beta, sign, difference / tl.where(beta > 0, beta, 1.0))
-    tl.store(gradient + place, (scale * slope).to(gradient.dtype.element_ty), place < 4 * num_rows)
+    is_there = place // 4 < num_rows  # place is 64-bit; 4 * num_rows would not be
+    tl.store(gradient + place, (scale * slope).to(gradient.dtype.element_ty), is_there)

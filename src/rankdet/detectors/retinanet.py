@@ -103,9 +103,10 @@ class RetinaNet(nn.Module):
             strides = [(stride, stride) for stride in self.backbone.strides]
         else:  # differs where a side is no multiple of the last stride
             strides = [(image_size[0] // rows, image_size[1] // columns) for rows, columns in grids]
-        self.anchor_generator.set_cell_anchors(torch.float32, device)
-        levels = self.anchor_generator.grid_anchors(list(grids), strides)
-        return _Anchors(torch.cat(levels), tuple(len(level) for level in levels))
+        with torch.inference_mode(False):  # they may be kept for a training
+            self.anchor_generator.set_cell_anchors(torch.float32, device)
+            levels = self.anchor_generator.grid_anchors(list(grids), strides)
+            return _Anchors(torch.cat(levels), tuple(len(level) for level in levels))
 
     def _predict_nothing(self, images: Tensor) -> Predictions:
         """The predictions for no image: empty, but connected to the parameters as ever.

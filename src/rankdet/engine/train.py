@@ -235,11 +235,18 @@ def _step_if_finite(optimizer: torch.optim.Optimizer, numbers: Tensor) -> list[f
     A fused optimiser asks the device whether to step, as under a GradScaler: its work is queued
     before the wait, and the device need not wait for the host.
     """
+    values: list[float]
     if all(group.get("fused") for group in optimizer.param_groups):
+        is_new = not optimizer.state
         optimizer.found_inf = (~numbers.isfinite()).any().float()  # type: ignore[attr-defined]
         optimizer.step()
-        return numbers.tolist()
-    values: list[float] = numbers.tolist()
+        # It would decide about steps of others, too.
+        del optimizer.found_inf  # type: ignore[attr-defined]
+        values = numbers.tolist()
+        if is_new and not all(map(math.isfinite, values)):
+            optimizer.state.clear()  # a momentum that was not computed is whatever memory holds
+        return values
+    values = numbers.tolist()
     if all(map(math.isfinite, values)):
         optimizer.step()
     return values

@@ -13,7 +13,6 @@ added in a fixed order, so that the same inputs give the same bits.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from rankdet.losses.focal import plain_focal_loss
+from rankdet.losses.fused import divide_up, on_device_of
 from rankdet.losses.labels import IGNORED
 
 IGNORED_LABEL = tl.constexpr(IGNORED)
@@ -213,11 +213,11 @@ def mean_loss(
         block: scores of a tile, a power of 2.
     """
     logits, labels, mask = _as_read(logits, labels, mask)
-    num_tiles = triton.cdiv(logits.numel(), block)
+    num_tiles = divide_up(logits.numel(), block)
     tile_sums = logits.new_empty(num_tiles, dtype=torch.float32)
     tile_counts = logits.new_empty(num_tiles, dtype=torch.int32)
     value, scale = (logits.new_empty((), dtype=torch.float32) for _ in range(2))
-    with _on_device_of(logits):
+    with on_device_of(logits):
         _sum_tiles[(num_tiles,)](
             tile_sums,
             tile_counts,
@@ -234,7 +234,7 @@ def mean_loss(
             tile_sums,
             tile_counts,
             num_tiles,
-            triton.cdiv(num_tiles, _NUM_ADDED),
+            divide_up(num_tiles, _NUM_ADDED),
             _NUM_ADDED,
             num_warps=8,
         )
@@ -260,8 +260,8 @@ def write_gradient(
     """
     logits, labels, mask = _as_read(logits, labels, mask)
     gradient = torch.empty_like(logits)
-    with _on_device_of(logits):
-        _write_tiles[(triton.cdiv(logits.numel(), block),)](
+    with on_device_of(logits):
+        _write_tiles[(divide_up(logits.numel(), block),)](
             gradient,
             grad_value,
             scale,
@@ -292,11 +292,6 @@ def _settings(logits: Tensor, gamma: float, alpha: float | None) -> tuple[Any, .
     power = int(gamma) if gamma in (0, 1, 2) else None
     weights = float(positive_weight), float(negative_weight)
     return logits.numel(), float(gamma), *weights, num_classes, group, power
-
-
-def _on_device_of(tensor: Tensor) -> Any:
-    """A context in which kernels are launched where the tensor is."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def fused_focal_loss(

@@ -1,4 +1,4 @@
-"""Ranking losses on CUDA by the kernels of ap_triton.py: launches, memory and autograd.
+"""Ranking losses on CUDA by the kernels of ap_triton*.py: launches, memory and autograd.
 
 The host does not wait for the device, with one exception. Arrays are made for CAPACITY positives,
 and a batch of more rows than that might have more. Then the host looks at their number, which is
@@ -17,32 +17,44 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import custom_op, get_ctx
 
-from rankdet.losses import ap_triton, ap_triton_middle
+from rankdet.losses import ap_triton, ap_triton_knots, ap_triton_middle
+from rankdet.losses.fused import divide_up, on_device_of
 from rankdet.losses.kernels import refuse_second_derivative
 
 CAPACITY = 1 << 16  # positives that there is room for in a large batch
 _ROOM = 1 << 21  # numbers in all histograms, if there are few positives: 16 MiB
-_BYTES_PER_POSITIVE, _BYTES_KEPT_PER_POSITIVE = 96, 32  # in `_weigh`; and until backward
-_EXTRA_BYTES = 30 << 20  # more than the gradient takes
+# Until backward the floats are kept; in the forward pass there are also the keys and the indices,
+# and, where histograms are or were, what `weigh` needs.
+_BYTES_KEPT_PER_POSITIVE = 4 * ap_triton.NUM_PARTS
+_BYTES_PER_POSITIVE = (
+    _BYTES_KEPT_PER_POSITIVE + 8 * ap_triton.NUM_KEY_PARTS + 4 * ap_triton.NUM_INDEX_PARTS
+)
+# What all that may take more than the gradient. The goal is 32 MiB (README.md); 2 of them
+# are for the small arrays, and for the allocator, which rounds up.
+_EXTRA_BYTES = 30 << 20
 
 
 class Blocks(NamedTuple):
-    """Sizes that change no result beyond its last digit: what a program takes, how many run."""
+    """Sizes that change no result beyond its last digit: what a program takes, how many run.
 
-    rows: int = 1024
-    positives: int = 32
-    others: int = 128
-    searched: int = 2048
-    cells: int = 1 << 13
-    tile: int = 256
-    programs_per_processor: int = 32
-    bins: int = 16
-    histograms: int = 64
-    weighed: int = 2048
-    bin_warps: int = 2
-    write_tile: int = 256
-    write_warps: int = 1
-    room: int = _ROOM
+    Chosen by measurement on an H200 (benchmarks/NOTES.md, "On a CUDA device"). Small tiles and many
+    programs hide the time that memory takes to answer.
+    """
+
+    rows: int = 1024  # `find_positives`: labels of a program
+    positives: int = 32  # `lay_knots`: positives that a program ranks at a time
+    others: int = 128  # and others that it compares them with
+    searched: int = 2048  # `lay_knots`, its last program: knots, places or cells at a time
+    cells: int = 1 << 13  # of the grid; more make for shorter searches, and a longer table to fill
+    tile: int = 256  # `bin_negatives`: scores at a time
+    programs_per_processor: int = 32  # and programs, at most
+    bins: int = 16  # `weigh`: bins that a program adds up at a time
+    histograms: int = 64  # of so many histograms
+    weighed: int = 2048  # `weigh`, its last program: places or positives at a time
+    bin_warps: int = 2  # warps of a program of `bin_negatives`
+    write_tile: int = 256  # `write_update`: scores of a program
+    write_warps: int = 1  # and its warps
+    room: int = _ROOM  # numbers in all histograms, at least
 
 
 DEFAULT_BLOCKS = Blocks()
@@ -73,18 +85,34 @@ def rank(
         mask: None, or (R, K) bool, contiguous.
         weights: a name in weights.py.
         delta: half the width of the step; 0 for the Heaviside step.
+        capacity: positives that there is room for at first; if there are more, it starts again.
     """
     if capacity is None:
         capacity = _capacity(logits)
+    with on_device_of(logits):
+        return _rank(logits, labels, mask, weights, delta, capacity, blocks)
+
+
+def _rank(
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    weights: str,
+    delta: float,
+    capacity: int,
+    blocks: Blocks,
+) -> tuple[Tensor, State]:
+    """`rank` on the current device."""
     may_be_more = len(logits) > capacity and not _is_capturing(logits)
     header, keys = _find(logits, labels, mask, capacity, blocks)
     arrival = _Arrival(header) if may_be_more else None
-    result = _weigh(logits, labels, mask, header, keys, False, weights, delta, blocks)
+    result = _bin_and_weigh(logits, labels, mask, header, keys, False, weights, delta, blocks)
     num_positives = 0 if arrival is None else arrival.wait()
     if num_positives > capacity:
         header, keys = _find(logits, labels, mask, num_positives, blocks)
-        keys[:num_positives] = keys[:num_positives].sort().values  # they are too many to be counted
-        result = _weigh(logits, labels, mask, header, keys, True, weights, delta, blocks)
+        # To rank so many by counting would take too long.
+        keys[:num_positives] = keys[:num_positives].sort().values
+        result = _bin_and_weigh(logits, labels, mask, header, keys, True, weights, delta, blocks)
     return result
 
 
@@ -92,7 +120,8 @@ def _capacity(logits: Tensor) -> int:
     """How many positives there is to be room for: all rows, if the memory for that is no more than
     the gradient will need."""
     num_rows = max(1, len(logits))
-    size = _BYTES_PER_POSITIVE * num_rows + 8 * max(_ROOM, 11 * num_rows)
+    room = max(_ROOM, ap_triton_middle.NUM_SCRATCH_PARTS * num_rows)
+    size = _BYTES_PER_POSITIVE * num_rows + 8 * room
     allowed = logits.numel() * logits.element_size() + _EXTRA_BYTES
     fits = size <= allowed and _BYTES_KEPT_PER_POSITIVE * num_rows <= _EXTRA_BYTES
     return num_rows if num_rows <= CAPACITY or fits else CAPACITY
@@ -104,14 +133,15 @@ def _find(
     """header and keys, with the positives in them."""
     num_rows, num_classes = logits.shape
     header = torch.zeros(ap_triton.HEADER_SIZE, dtype=torch.int64, device=logits.device)
-    keys = torch.empty(5 * capacity + 2, dtype=torch.int64, device=logits.device)
-    ap_triton.find_positives_kernel[(max(1, _divide_up(num_rows, blocks.rows)),)](
+    num_keys = ap_triton.NUM_KEY_PARTS * capacity + ap_triton.NUM_MORE_KEYS
+    keys = torch.empty(num_keys, dtype=torch.int64, device=logits.device)
+    ap_triton.find_positives_kernel[(max(1, divide_up(num_rows, blocks.rows)),)](
         logits, labels, mask, header, keys, num_rows, capacity, num_classes, blocks.rows
     )
     return header, keys
 
 
-def _weigh(
+def _bin_and_weigh(
     logits: Tensor,
     labels: Tensor,
     mask: Tensor | None,
@@ -123,22 +153,25 @@ def _weigh(
     blocks: Blocks,
 ) -> tuple[Tensor, State]:
     """The loss and the state, from the positives that `_find` found."""
-    capacity = len(keys) // 5
+    capacity = len(keys) // ap_triton.NUM_KEY_PARTS
     device, num_classes, num_scores = logits.device, logits.shape[1], logits.numel()
     num_processors = _num_processors(device)
-    num_tiles = _divide_up(num_scores, blocks.tile)
+    num_tiles = divide_up(num_scores, blocks.tile)
     num_programs = max(1, min(num_tiles, blocks.programs_per_processor * num_processors))
-    scores_per_program = _divide_up(num_tiles, num_programs) * blocks.tile
+    scores_per_program = divide_up(num_tiles, num_programs) * blocks.tile
     # More room makes for less waiting in large batches; their gradient will need more than that.
-    room = max(blocks.room, min(num_scores >> 5, 4 * blocks.room), 11 * capacity + 1)
+    room = max(blocks.room, min(num_scores >> 5, 4 * blocks.room))
+    room = max(room, ap_triton_middle.NUM_SCRATCH_PARTS * capacity + 1)
+    # With few scores to each, histograms take longer to clear and to add up than they spare.
     most_histograms = max(1, min(num_programs, num_scores // 8192, 1024))
     value = torch.empty((), dtype=torch.float32, device=device)
     floats = torch.empty(_num_floats(capacity), dtype=torch.float32, device=device)
     table = torch.empty(blocks.cells, dtype=torch.int32, device=device)
-    places = torch.empty(6 * capacity, dtype=torch.int32, device=device)
+    num_indices = ap_triton.NUM_INDEX_PARTS * capacity
+    indices = torch.empty(num_indices, dtype=torch.int32, device=device)
     histograms = torch.empty(room, dtype=torch.int64, device=device)
-    ap_triton.lay_knots_kernel[(num_processors,)](
-        header, keys, floats, places, table, histograms, capacity, room, most_histograms,
+    ap_triton_knots.lay_knots_kernel[(num_processors,)](
+        header, keys, floats, indices, table, histograms, capacity, room, most_histograms,
         num_programs, scores_per_program, delta, is_sorted, blocks.cells, blocks.positives,
         blocks.others, blocks.searched, num_warps=16,
     )  # fmt: skip
@@ -148,7 +181,7 @@ def _weigh(
         num_warps=blocks.bin_warps,
     )  # fmt: skip
     ap_triton_middle.weigh_kernel[(num_processors,)](
-        header, keys, floats, places, histograms, value, capacity, weights, delta, blocks.bins,
+        header, keys, floats, indices, histograms, value, capacity, weights, delta, blocks.bins,
         blocks.histograms, blocks.weighed, num_warps=16,
     )  # fmt: skip
     return value, State(header, floats, table)
@@ -166,21 +199,29 @@ def write_update(
     """The gradient, of the logits' shape and dtype; scale is what comes in from behind the loss."""
     gradient = torch.empty_like(logits)
     num_classes, num_scores = logits.shape[1], logits.numel()
-    capacity = len(state.floats) // ap_triton.NUM_PARTS - 4
-    ap_triton.write_update_kernel[(_divide_up(num_scores, blocks.write_tile),)](
-        scale, logits, labels, mask, *state, gradient, num_scores, capacity, delta, num_classes,
-        blocks.cells, _group(num_classes, blocks.write_tile), blocks.write_tile,
-        num_warps=blocks.write_warps,
-    )  # fmt: skip
+    capacity = _capacity_of(state.floats)
+    with on_device_of(logits):
+        ap_triton.write_update_kernel[(divide_up(num_scores, blocks.write_tile),)](
+            scale, logits, labels, mask, *state, gradient, num_scores, capacity, delta, num_classes,
+            blocks.cells, _group(num_classes, blocks.write_tile), blocks.write_tile,
+            num_warps=blocks.write_warps,
+        )  # fmt: skip
     return gradient
 
 
 def _num_floats(capacity: int) -> int:
+    """How long `floats` is: `ap_triton.part` says where in it the parts are."""
     return 4 + ap_triton.NUM_PARTS * (capacity + 4)
 
 
+def _capacity_of(floats: Tensor) -> int:
+    """The capacity that `floats` was made for."""
+    return len(floats) // ap_triton.NUM_PARTS - 4
+
+
 def _group(num_classes: int, tile: int) -> int:
-    """How many neighbouring scores share a label for sure: a power of two."""
+    """How many neighbouring scores share a label for sure, since the number divides the classes: a
+    power of two, 16 at most."""
     return min(num_classes & -num_classes, 16, tile)
 
 
@@ -299,12 +340,8 @@ def _num_processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _divide_up(number: int, size: int) -> int:
-    return -(-number // size)
-
-
 class _Arrival:
-    """The number of positives on its way to the host."""
+    """The number of positives on its way to the host, behind the kernel that counts them."""
 
     def __init__(self, header: Tensor) -> None:
         self.number = header[:1].to("cpu", non_blocking=True)
@@ -313,6 +350,7 @@ class _Arrival:
             self.event.record()
 
     def wait(self) -> int:
+        """The number. What was launched after the copy goes on meanwhile."""
         if self.event is not None:
             self.event.synchronize()
         return int(self.number)

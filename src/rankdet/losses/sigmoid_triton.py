@@ -32,6 +32,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rankdet.losses.fused import divide_up, on_device_of
 from rankdet.losses.labels import IGNORED
 
 IGNORED_LABEL = tl.constexpr(IGNORED)
@@ -333,7 +334,7 @@ class _Tiles(NamedTuple):
 
 
 def _cut(positives: Tensor, delta: float, size: int) -> _Tiles:
-    num_tiles = triton.cdiv(len(positives), size)
+    num_tiles = divide_up(len(positives), size)
     last = len(positives) - 1
     index = torch.arange(num_tiles * size, device=positives.device).clamp_(max=last)
     tiles = positives[index].view(num_tiles, size)
@@ -381,12 +382,12 @@ def sum_sigmoids(
     num_tiles = len(tiles.centres)
     fold = block_scores * parts * rounds
     most_chunks = max(1, partial_bytes // (16 * len(tiles.positives)))
-    most_chunks = max(most_chunks, triton.cdiv(num_scores, _LONGEST_CHUNK))
-    num_folds = triton.cdiv(triton.cdiv(num_scores, fold), most_chunks)
-    num_chunks = triton.cdiv(num_scores, fold * num_folds)
+    most_chunks = max(most_chunks, divide_up(num_scores, _LONGEST_CHUNK))
+    num_folds = divide_up(divide_up(num_scores, fold), most_chunks)
+    num_chunks = divide_up(num_scores, fold * num_folds)
     sums = positives.new_empty(num_chunks, 2, len(tiles.positives))
     counts = torch.empty(num_chunks, 2, dtype=torch.int64, device=logits.device)
-    with torch.cuda.device_of(logits):
+    with on_device_of(logits):
         sum_kernel[(num_chunks * num_tiles,)](
             logits, labels, mask, *tiles, sums, counts,
             num_scores, num_tiles, num_folds, *_widths(delta),
@@ -427,8 +428,8 @@ def write_sigmoid_update(
     totals = weights.view(-1, block_positives).sum(1)
     is_wrong = totals.sum().isnan()
     last_factor = torch.where(is_wrong, float("nan"), 1.0).double() / (delta if derivative else 1.0)
-    with torch.cuda.device_of(logits):
-        write_kernel[(triton.cdiv(logits.numel(), block_scores),)](
+    with on_device_of(logits):
+        write_kernel[(divide_up(logits.numel(), block_scores),)](
             logits, labels, mask, gradient,
             *tiles, (weights * tiles.factors).float(), totals, last_factor,
             logits.numel(), len(positives), len(positives).bit_length(), *_widths(delta),
