@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from rankdet.losses import BACKGROUND, IGNORED, ap_loss, auc_loss, error_driven
 
@@ -139,7 +140,7 @@ def agree(ranked: Ranked, exact: Exact) -> Callable[..., tuple[Tensor, Tensor]]:
     ) -> tuple[Tensor, Tensor]:
         value, gradient = ranked(logits, labels, mask, weights, delta, **more)
         expected, update = exact(logits, labels, mask, weights, delta)
-        # Fixed point has 24 bits of a width, float32 as many of a height.
+        # Fixed point has 24 bits of a width or more, float32 24 of a height.
         assert value.item() == pytest.approx(expected, rel=1e-6, abs=1e-9)
         error = (gradient.double() - update).abs()
         assert (error <= 1e-6 * update.abs() + 2e-7 * update.abs().max()).all(), error.max()
@@ -463,7 +464,7 @@ def test_an_entry_that_is_too_short_counts_in_a_second_number(
     if delta > 0:  # as if a program had 2**20 scores
         agree(*scores, None, "auc", delta, blocks=small_blocks(tile=1 << 20))
     # Or an offset so many bits; and then several tiles to a program.
-    monkeypatch.setattr(kernels, "OFFSET_BITS", type(kernels.OFFSET_BITS)(64))
+    monkeypatch.setattr(kernels, "LEAST_OFFSET_BITS", type(kernels.LEAST_OFFSET_BITS)(64))
     agree(*scores, None, "auc", delta)
     assert shifts[0] > 0
     assert shifts[1:] == [0] * (2 if delta > 0 else 1)
@@ -583,6 +584,34 @@ def test_check_finite_raises_and_second_derivatives_are_refused(
     with pytest.raises(FloatingPointError, match=r"1 of \d+ scores are not finite"):
         ap_loss(logits, labels, check_finite=True)
     assert ap_loss(logits, labels, check_finite=False).isnan()
+
+
+@interpreted
+def test_negatives_just_above_a_knot_keep_their_digits(ranked: Ranked, exact: Exact) -> None:
+    scores = torch.linspace(0, 1e-3, 40).unsqueeze(-1)  # up to 1/2000 of the step's width
+    logits = torch.cat([torch.ones(1, 1), scores])
+    labels = torch.full((41,), BACKGROUND)
+    labels[0] = 0
+    value, gradient = ranked(logits, labels, None, "interpolated_ap", 1.0)
+    expected, update = exact(logits, labels, None, "interpolated_ap", 1.0)
+    assert value.item() == pytest.approx(expected, rel=1e-6)
+    assert (gradient - update).norm() <= 1e-6 * update.norm()
+
+
+@interpreted
+def test_a_compiled_loss_takes_any_number_of_rows(
+    kernel_device: str, fused_everywhere: list[str], with_gradient: WithGradient
+) -> None:
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(ap_loss, fullgraph=True, dynamic=True, backend=counter)
+    num_compiled = []
+    for num_rows in (20, 25, 31):
+        logits, labels, _ = (x.to(kernel_device) for x in problem(num_rows, num_rows, 2))
+        expected = with_gradient(ap_loss, logits, labels)
+        assert all(map(torch.equal, with_gradient(compiled, logits, labels), expected))
+        num_compiled.append(counter.frame_count)
+    assert num_compiled[2] == num_compiled[0]
 
 
 @interpreted

@@ -65,6 +65,7 @@ HEADER_SIZE = 16
 LOWEST = tl.constexpr(0)  # the lowest knot; infinite if there is none
 CELLS_PER_SCORE = tl.constexpr(1)  # how many cells of the grid there are to a unit of score
 POISON = tl.constexpr(2)  # 0, or NaN: added to all that counts
+OFFSET_UNIT = tl.constexpr(3)  # what the step's width is in the fixed point of offsets
 # floats, its parts
 POSITIVES = tl.constexpr(0)  # (capacity,) scores in ascending order
 UPDATE = tl.constexpr(1)  # (capacity,) of the positives, in the same order
@@ -95,10 +96,10 @@ IGNORED_LABEL = tl.constexpr(IGNORED)
 HOME_TRIALS = tl.constexpr(
     4
 )  # tiles in which a program looks for a home; see `bin_negatives_kernel`
-# Bits of an offset in fixed point, whose unit is the step's width: it is as fine as float32 scores
-# are at a distance of one width from 0.
-OFFSET_BITS = tl.constexpr(24)
-OFFSET_UNIT = tl.constexpr(float(1 << 24))
+# Bits of an offset in fixed point, whose unit is the step's width. The least is as fine as float32
+# scores are at a distance of one width from 0; the most is what int32 holds.
+LEAST_OFFSET_BITS = tl.constexpr(24)
+MOST_OFFSET_BITS = tl.constexpr(30)
 
 
 @triton.jit
@@ -250,11 +251,11 @@ def _load_tile(logits, labels, mask, tile, num_scores, NUM_CLASSES: tl.constexpr
 
 
 @triton.jit
-def _entry(score, knot, is_used, count_unit, DELTA: tl.constexpr):
+def _entry(score, knot, is_used, offset_unit, count_unit, DELTA: tl.constexpr):
     """What a score adds to its bin's entry: its offset from the knot, and, above it, a count."""
     if DELTA > 0:
         # Outside of all ramps the offset can be any number and does not matter.
-        offset = tl.minimum((score - knot) * (0.5 / DELTA), 1.0) * OFFSET_UNIT
+        offset = tl.minimum((score - knot) * (0.5 / DELTA), 1.0) * offset_unit + 0.5
         return tl.where(is_used, offset, 0.0).to(tl.int32).to(tl.int64) + count_unit
     else:
         return tl.zeros_like(score).to(tl.int64) + count_unit
@@ -281,6 +282,7 @@ def bin_negatives_kernel(
     count_shift = tl.load(header + COUNT_SHIFT)
     count_unit = tl.where(count_shift > 0, tl.full([], 1, tl.int64) << count_shift, 0)
     stride = tl.where(count_shift > 0, 1, 2)
+    offset_unit = tl.load(floats + OFFSET_UNIT)
     histogram = histograms + (pid % tl.load(header + NUM_HISTOGRAMS)) * (num_knots + 1) * stride
 
     home = tl.full([], 0, tl.int32)  # no bin yet: bin 0 has no entry
@@ -301,7 +303,7 @@ def bin_negatives_kernel(
         is_active = (score >= lowest) & (score < float("inf"))
         if home > 0:
             is_home = (score >= home_start) & (score < home_end)
-            entry = _entry(score, home_start, is_home, count_unit, DELTA)
+            entry = _entry(score, home_start, is_home, offset_unit, count_unit, DELTA)
             home_entry += tl.where(is_home, entry, 0)
             home_count += is_home.to(tl.int32)
             is_active = is_active & (is_home == 0)
@@ -311,7 +313,7 @@ def bin_negatives_kernel(
                 NUM_CELLS,
             )  # fmt: skip
             knot = tl.load(knots + bins - 1, mask=is_active, other=0.0)
-            entry = _entry(score, knot, is_active, count_unit, DELTA)
+            entry = _entry(score, knot, is_active, offset_unit, count_unit, DELTA)
             tl.atomic_add(histogram + bins * stride, entry, mask=is_active, sem="relaxed")
             if count_shift == 0:
                 tl.atomic_add(histogram + bins * 2 + 1, 1, mask=is_active, sem="relaxed")

@@ -16,15 +16,17 @@ from rankdet.losses.ap_triton import (
     KNOT_AT_PLACE,
     KNOTS,
     KNOTS_AT_PLACES,
+    LEAST_OFFSET_BITS,
     LOWER_PLACES,
     LOWEST,
     MOST_IN_CELL,
+    MOST_OFFSET_BITS,
     NUM_BELOW_LOWER,
     NUM_BELOW_UPPER,
     NUM_HISTOGRAMS,
     NUM_KNOTS,
     NUM_ORDERED,
-    OFFSET_BITS,
+    OFFSET_UNIT,
     OWN_KNOTS,
     POSITIVES,
     UPPER_PLACES,
@@ -74,12 +76,14 @@ def _plan_histograms(num_places, room, most_histograms, num_programs, scores_per
     count_bits = 1
     while (most >> count_bits) > 0:
         count_bits += 1
-    # The sum of `most` offsets, of OFFSET_BITS each, has as many bits more as `most` has.
-    count_shift = OFFSET_BITS + count_bits
-    if count_shift + count_bits > 64:
+    # The sum of `most` offsets has as many bits more than an offset as `most` has.
+    offset_bits = tl.minimum(64 - 2 * count_bits, MOST_OFFSET_BITS)
+    count_shift = offset_bits + count_bits
+    if offset_bits < LEAST_OFFSET_BITS:
         num_histograms = tl.minimum(tl.maximum(room // (2 * (num_places + 1)), 1), most_histograms)
         count_shift = 0
-    return num_histograms, count_shift
+        offset_bits = tl.zeros_like(offset_bits) + MOST_OFFSET_BITS
+    return num_histograms, count_shift, offset_bits
 
 
 @triton.jit
@@ -101,7 +105,7 @@ def lay_knots_kernel(
         _order_positives(
             keys, floats, start, num_positives, capacity, DELTA, IS_SORTED, BLOCK, OTHERS
         )
-    num_histograms, count_shift = _plan_histograms(
+    num_histograms, count_shift, offset_bits = _plan_histograms(
         num_places.to(tl.int64), room, most_histograms, num_programs, scores_per_program
     )
     size = num_histograms * (num_places + 1) * tl.where(count_shift == 0, 2, 1)
@@ -118,6 +122,7 @@ def lay_knots_kernel(
     if num_ordered == num_workers - 1:
         tl.store(header + NUM_HISTOGRAMS, num_histograms)
         tl.store(header + COUNT_SHIFT, count_shift)
+        tl.store(floats + OFFSET_UNIT, (1 << offset_bits).to(tl.float32))
         # A step reads what other threads of the program stored in the step before: barriers.
         _place_knots(floats, indices, num_positives, capacity, DELTA, SEARCHED)
         tl.debug_barrier()

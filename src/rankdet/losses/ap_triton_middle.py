@@ -192,6 +192,7 @@ def _negatives_above_knots(
     """
     knots, is_in_ramp = part(floats, KNOTS, capacity), part(floats, IS_IN_RAMP, capacity)
     knot_at_place = indices + KNOT_AT_PLACE * capacity
+    offset_unit = tl.load(floats + OFFSET_UNIT).to(tl.float64)
     carried_count = tl.full([], 0.0, tl.float64)
     carried_distance = tl.full([], 0.0, tl.float64)
     for start in range(0, num_places, BLOCK):
@@ -213,7 +214,7 @@ def _negatives_above_knots(
             length = tl.where(is_inside, length, 0.0)
             tl.store(lengths + place, length, mask=is_used)
             count, distance, length = tl.associative_scan(
-                (count, distance / OFFSET_UNIT, length), 0, _join_upper
+                (count, distance / offset_unit, length), 0, _join_upper
             )
             distance += carried_distance + carried_count * length
             tl.store(distances_above + place, distance, mask=is_used)

@@ -119,7 +119,7 @@ def _rank(
 def _capacity(logits: Tensor) -> int:
     """How many positives there is to be room for: all rows, if the memory for that is no more than
     the gradient will need."""
-    num_rows = max(1, len(logits))
+    num_rows = max(1, logits.shape[0])
     room = max(_ROOM, ap_triton_middle.NUM_SCRATCH_PARTS * num_rows)
     size = _BYTES_PER_POSITIVE * num_rows + 8 * room
     allowed = logits.numel() * logits.element_size() + _EXTRA_BYTES
@@ -281,7 +281,7 @@ def _(
     logits: Tensor, labels: Tensor, mask: Tensor | None, weights: str, delta: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     capacity = _capacity(logits)
-    is_fixed = len(logits) <= capacity
+    is_fixed = logits.shape[0] <= capacity
     num_floats = _num_floats(capacity) if is_fixed else get_ctx().new_dynamic_size()
     return (
         logits.new_empty((), dtype=torch.float32),
