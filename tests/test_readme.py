@@ -51,11 +51,14 @@ def test_the_recorded_runs_on_a_gpu_are_whole_and_found_nothing_wrong() -> None:
     for record in (losses, step):
         assert record["provenance"]["device"].startswith("cuda")
         assert not record["provenance"]["quick"]
+    assert re.fullmatch("[0-9a-f]{12}", losses["provenance"]["commit"]), "from an edited tree"
+    assert losses["provenance"]["command"].startswith("rankdet bench losses --device cuda")
     assert losses["problems"] == []
     assert all(check["problems"] == [] for check in losses["checks"])
     expected = [(row.num_scores, row.num_positives, row.dtype) for row in all_rows(quick=False)]
     assert [(row["scores"], row["positives"], row["dtype"]) for row in losses["rows"]] == expected
-    assert not any("reason" in row["ap_loss_graph"] for row in losses["rows"]), "no CUDA graph"
+    for row, planned in zip(losses["rows"], all_rows(quick=False), strict=True):
+        assert (row["ap_loss_graph"]["milliseconds"] is not None) == planned.with_graphs
     assert (step["images"], step["side"], step["backbone"]) == (16, 512, "resnet50")
 
 

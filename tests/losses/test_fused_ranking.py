@@ -191,6 +191,7 @@ P, N, X = 0, BACKGROUND, IGNORED
         ("auc", 0.0, [0, 0, -5, 1], [P, N, N, P], 1 / 4, [-1 / 4, 1 / 4, 0, 0]),
         # Exactly at the ends of the ramp: p - delta counts 0, p + delta 1.
         ("ap", 1.0, [2, 1, 3], [P, N, N], 1 / 2, [-1 / 2, 0, 1 / 2]),
+        ("interpolated_ap", 1.0, [2, 1], [P, N], 0, [0, 0]),
     ],
 )
 def test_cases_worked_by_hand(
@@ -312,12 +313,15 @@ def test_tied_scores_and_scores_at_the_ends_of_ramps(agree: Ranked) -> None:
 def test_scores_far_from_0_and_far_from_each_other(agree: Ranked) -> None:
     logits, labels, _ = problem(6, 40, 3)
     agree(logits + 1e4, labels)
+    agree(logits + 1e4, labels, None, "ap", 0.3)  # its knots are rounded
     agree(logits, labels, None, "ap", 1e-6)
     agree(logits, labels, None, "ap", 1e3)
     # All other knots lie in one cell of the grid.
     for outlier, delta in ((1e6, 0.0), (1e6, 1.0), (-1e6, 1.0), (3e38, 1.0)):
         logits[0, labels[0]] = outlier
         agree(logits, labels, None, "ap", delta)
+    logits[0, labels[0]], logits[1, 0] = 0.5, 3e38  # a negative far from all ramps
+    agree(logits, labels, None, "ap", 0.3)
     # A grid whose cells are too small for float32, and a knot that is too large.
     logits = torch.tensor([[3e-45], [1e-45], [0.0], [4e-45], [0.0]])
     labels = torch.tensor([P, P, P, N, N])

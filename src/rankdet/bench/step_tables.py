@@ -103,9 +103,8 @@ def print_tables(results: dict[str, Any], console: Console, *, with_bars: bool =
 
 def _device_share(row: dict[str, Any], bar: float | None) -> str:
     """What the class loss would be of the step if the device never waited for the host."""
-    if row["class_loss_on_device"] is None:
-        return "-"
-    return _share(row, row["class_loss_on_device"] / row["milliseconds"], bar)
+    milliseconds = row.get("class_loss_on_device")  # older records have none
+    return "-" if milliseconds is None else _share(row, milliseconds / row["milliseconds"], bar)
 
 
 def _share(row: dict[str, Any], share: float, bar: float | None) -> str:

@@ -74,10 +74,8 @@ def print_tables(results: dict[str, Any], console: Console) -> None:
     for title, values in _details(results["details"]):
         table.add_row(title, *values)
     console.print(table)
-    for kind in (*KINDS, "memory"):
-        outcomes = [is_met for row in rows for is_met in bars_met(row, kind).values()]
-        if outcomes:
-            console.print(f"{kind}: {sum(outcomes)} of {len(outcomes)} bars are met.")
+    for text in _outcomes(rows):
+        console.print(f"{text} bars are met.")
 
 
 def values_of(row: dict[str, Any], kind: str) -> dict[str, float | None]:
@@ -220,13 +218,25 @@ _TITLES = (
 )
 
 
+def _outcomes(rows: list[dict[str, Any]]) -> list[str]:
+    """How many bars are met, of each kind."""
+    texts = []
+    for kind in (*KINDS, "memory"):
+        outcomes = [is_met for row in rows for is_met in bars_met(row, kind).values()]
+        if outcomes:
+            texts.append(f"{kind}: {sum(outcomes)} of {len(outcomes)}")
+    return texts
+
+
 def markdown(record: dict[str, Any]) -> str:
     """The README's table of a record of `rankdet bench losses --device cuda --json FILE`."""
     lines = ["| " + " | ".join(_TITLES) + " |", "|" + " --- |" * len(_TITLES)]
     lines += ["| " + " | ".join(_markdown_cells(row)) + " |" for row in record["rows"]]
     origin, gpu = record["provenance"], record["gpu"]
+    outcomes = "; ".join(_outcomes(record["rows"]))
     lines += [
         "",
+        *([f"Goals met: {outcomes}.", ""] if outcomes else []),
         f"`{origin['command']}`, commit {origin['commit']}, seed {origin['seed']}, "
         f"torch {origin['versions']['torch']}, Triton {gpu['triton']}, {gpu['name']}.",
     ]
