@@ -33,7 +33,7 @@ Arrays that several kernels share. They are few because each costs the host an a
 argument of the launches; so many have parts.
 
     header      (HEADER_SIZE,) int64: the scalars named below
-    floats      float32: three scalars, then parts of `capacity` numbers; see `part`
+    floats      float32: four scalars, then parts of `capacity` numbers; see `part`
     indices     int32: parts of `capacity` numbers, named below
     keys        int64: (capacity,) the positives, unordered; then the counts of the bins and the
                 sums of their offsets, (2 capacity + 1,) each
@@ -80,9 +80,7 @@ IS_IN_RAMP = tl.constexpr(4)  # in `weigh`: (2 capacity,) for each place 1 or 0
 KNOTS_AT_PLACES = tl.constexpr(6)  # in `lay_knots`: (2 capacity,) ascending, equal ones too
 
 # indices, its parts; the first four in the order of the positives
-LOWER_PLACES = tl.constexpr(
-    0
-)  # (capacity,) the place of a positive's lower knot, or of its only one
+LOWER_PLACES = tl.constexpr(0)  # (capacity,) the place of a positive's lower, or only, knot
 UPPER_PLACES = tl.constexpr(1)  # (capacity,) that of its upper knot
 NUM_BELOW_LOWER = tl.constexpr(2)  # (capacity,) how many positives are below its lower knot
 NUM_BELOW_UPPER = tl.constexpr(3)  # (capacity,) and how many below its upper one
@@ -93,9 +91,7 @@ NUM_INDEX_PARTS = 6
 NUM_KEY_PARTS, NUM_MORE_KEYS = 5, 2
 
 IGNORED_LABEL = tl.constexpr(IGNORED)
-HOME_TRIALS = tl.constexpr(
-    4
-)  # tiles in which a program looks for a home; see `bin_negatives_kernel`
+HOME_TRIALS = tl.constexpr(4)  # tiles in which a program looks for a home: `bin_negatives_kernel`
 # Bits of an offset in fixed point, whose unit is the step's width. The least is as fine as float32
 # scores are at a distance of one width from 0; the most is what int32 holds.
 LEAST_OFFSET_BITS = tl.constexpr(24)

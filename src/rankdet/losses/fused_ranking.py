@@ -81,7 +81,7 @@ def rank(
 
     Args:
         logits: (R, K) float16, bfloat16 or float32, contiguous.
-        labels: (R,) integers, contiguous.
+        labels: (R,) signed integers, contiguous.
         mask: None, or (R, K) bool, contiguous.
         weights: a name in weights.py.
         delta: half the width of the step; 0 for the Heaviside step.
