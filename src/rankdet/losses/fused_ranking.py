@@ -1,10 +1,10 @@
 """Ranking losses on CUDA by the kernels of ap_triton*.py: launches, memory and autograd.
 
-The host does not wait for the device, with one exception. Arrays are made for CAPACITY positives,
-and a batch of more rows than that might have more. Then the host looks at their number, which is
-known long before the loss is: the rest has been launched by then, so that the device does not
-stand still. Where nothing may wait, in the capture of a CUDA graph, more positives than CAPACITY
-make the loss NaN.
+The host does not wait for the device, with one exception. Arrays are made for as many positives as
+there are rows; or, where that would take too much memory, for CAPACITY, and then there might be
+more. So the host looks at their number, which is known long before the loss is: the rest has been
+launched by then, and the device does not stand still. Where nothing may wait, in the capture of a
+CUDA graph, more positives than there is room for make the loss NaN.
 """
 
 from __future__ import annotations
