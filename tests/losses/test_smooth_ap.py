@@ -193,3 +193,10 @@ def test_five_million_scores_stay_within_bounded_memory() -> None:
 
     used = extra_memory("smooth_ap_loss", ("half-trained", 600, 8 * 32_736, 20), 0, "cpu")
     assert used < 3
+
+
+def test_without_positives_a_broken_score_makes_all_nan_too() -> None:
+    logits = torch.tensor([[1.0], [math.nan], [0.0]], requires_grad=True)
+    labels = torch.full((3,), BACKGROUND)
+    (gradient,) = torch.autograd.grad(smooth_ap_loss(logits, labels, check_finite=False), logits)
+    assert gradient.isnan().all()

@@ -18,7 +18,7 @@ from torch.library import custom_op, get_ctx
 from rankdet.losses.fused import can_read
 from rankdet.losses.kernels import attach_update, bin_negatives, find_positives
 from rankdet.losses.labels import require
-from rankdet.losses.scope import poison_unless, rank_scopes
+from rankdet.losses.scope import poison_unless, rank_scopes, with_nan_gradient
 from rankdet.losses.sigmoid import attach_sigmoid_update, sum_sigmoids, sum_sigmoids_of_positives
 from rankdet.losses.steps import HeavisideStep, PiecewiseStep
 from rankdet.losses.weights import WEIGHTS
@@ -62,6 +62,7 @@ def error_driven_loss(
             value = attach_sigmoid_update(
                 value, logits, labels, mask, positives, weight, delta, False, *places
             )
+            value = with_nan_gradient(value)  # without positives there is no weight to be NaN
         elif logits.requires_grad:
             value = attach_update(value, logits, labels, mask, *state)
         return value, torch.stack([num_positives, num_wrong])

@@ -65,9 +65,13 @@ def rank_scopes(
     # The loss of an image without positives is 0.
     num_ranked = (torch.stack(numbers)[:, 0] > 0).sum()
     mean = torch.stack(values).sum() / num_ranked.clamp(min=1)
-    # As a factor, the NaN of one image reaches the gradients of all.
-    mean = mean * torch.where(mean.detach().isnan(), float("nan"), 1.0)
+    mean = with_nan_gradient(mean)  # the NaN of one image reaches the gradients of all
     return mean.to(dtype)
+
+
+def with_nan_gradient(value: Tensor) -> Tensor:
+    """The value itself; if it is NaN, so is all of its gradient, because a factor of it is NaN."""
+    return value * torch.where(value.detach().isnan(), float("nan"), 1.0)
 
 
 def check_scope(scope: str, logits: Tensor) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rankdet.losses.error_driven import check_step, sorted_positives
 from rankdet.losses.labels import BACKGROUND
 from rankdet.losses.module import ClassLoss
-from rankdet.losses.scope import poison_unless, rank_scopes
+from rankdet.losses.scope import poison_unless, rank_scopes, with_nan_gradient
 from rankdet.losses.sigmoid import (
     attach_sigmoid_update,
     sum_sigmoids,
@@ -142,6 +142,7 @@ def _rank(
             index,
             derivative + poison,
         )
+        value = with_nan_gradient(value)  # without positives there is no weight to be NaN
     return value, torch.stack([num_positives, num_wrong])
 
 
