@@ -152,6 +152,13 @@ def ranking() -> Any:
     return pytest.importorskip("rankdet.losses.fused_ranking", exc_type=ImportError)
 
 
+def assert_near(result: Tensor, update: Tensor) -> None:
+    """Fails unless a gradient of the device is the update in float64, as a whole and each entry."""
+    error = (result.double().cpu() - update).abs()
+    assert error.norm() <= 1e-6 * update.norm()
+    assert (error <= 1e-5 * update.abs() + 1e-6 * update.abs().max()).all()
+
+
 @pytest.mark.parametrize("loss", [ap_loss, losses.auc_loss])
 @pytest.mark.parametrize(
     ("shape", "settings"),
@@ -178,9 +185,7 @@ def test_fused_kernels_give_what_the_cpu_gives_in_float64(
         )
         actual, result = with_gradient(loss, logits, labels, mask=chosen, **settings)
         assert actual.item() == pytest.approx(value.item(), rel=1e-6)
-        error = (result.double().cpu() - update).abs()
-        assert error.norm() <= 1e-6 * update.norm()
-        assert (error <= 1e-5 * update.abs() + 1e-6 * update.abs().max()).all()
+        assert_near(result, update)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -232,9 +237,7 @@ def test_more_positives_than_there_is_room_for(
     loss = torch.compile(ap_loss, fullgraph=True) if is_compiled else ap_loss
     actual, result = with_gradient(loss, logits, labels)
     assert actual.item() == pytest.approx(value.item(), rel=1e-6)
-    error = (result.double().cpu() - update).abs()
-    assert error.norm() <= 1e-6 * update.norm()
-    assert (error <= 1e-5 * update.abs() + 1e-6 * update.abs().max()).all()
+    assert_near(result, update)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

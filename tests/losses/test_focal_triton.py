@@ -67,7 +67,7 @@ def problem(
 @pytest.fixture
 def reads_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `focal_loss` take the kernels on whatever device they run on here."""
-    monkeypatch.setattr(focal, "can_read", lambda logits: True)
+    monkeypatch.setattr(focal, "can_read", lambda logits: logits.numel() > 0)
 
 
 # By hand: sigmoid(log 3) = 3/4.

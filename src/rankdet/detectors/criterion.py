@@ -95,7 +95,7 @@ def box_loss(
     0 without positives, and connected to the deltas all the same: every process must call backward.
     Deltas of other anchors are not read.
     """
-    if can_read(predictions.deltas) and assignment.labels.numel() > 0:
+    if can_read(predictions.deltas):
         from rankdet.detectors import box_loss_triton  # Triton is not needed elsewhere
 
         return box_loss_triton.box_loss(predictions, assignment, targets, weights, beta)

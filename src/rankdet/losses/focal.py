@@ -43,7 +43,7 @@ def focal_loss(
     """
     require(0 <= gamma < math.inf, "gamma", "a finite number >= 0", gamma)
     require(alpha is None or 0 <= alpha <= 1, "alpha", "a number from 0 to 1, or None", alpha)
-    if not can_read(logits) or logits.numel() == 0:
+    if not can_read(logits):
         return plain_focal_loss(logits, labels, gamma, alpha, mask, check_finite)
     from rankdet.losses.focal_triton import fused_focal_loss  # needs Triton, which not all have
 

@@ -16,7 +16,8 @@ _told: list[bool] = []
 
 
 def can_read(logits: Tensor) -> bool:
-    """True on a CUDA device with Triton, for half precision and float32; else plain torch runs."""
+    """True on a CUDA device with Triton, for half precision and float32, unless it is empty; else
+    plain torch runs."""
     if logits.device.type != "cuda" or logits.dtype not in _DTYPES or logits.numel() == 0:
         return False
     if not _HAS_TRITON and not torch.compiler.is_compiling() and not _told:
