@@ -24,6 +24,7 @@ def test_tables_in_the_readme_are_made_from_their_records() -> None:
         "rankdet.workflows.demo_record",
         "rankdet.bench.tables",
         "rankdet.bench.tables_cuda",
+        "rankdet.bench.step_tables",
     ]
     for module, file, table in tables:
         record = json.loads((ROOT / file).read_text())
@@ -42,11 +43,16 @@ def test_the_recorded_demo_is_of_a_commit_and_reaches_what_is_promised() -> None
     assert runs[0]["metrics"]["AP50"] >= 60
 
 
-def test_the_recorded_run_on_a_gpu_is_whole_and_found_nothing_wrong() -> None:
-    losses = json.loads((ROOT / "results" / "losses-cuda.json").read_text())
-    assert losses["provenance"]["device"].startswith("cuda")
-    assert not losses["provenance"]["quick"]
-    assert re.fullmatch("[0-9a-f]{12}", losses["provenance"]["commit"]), "from an edited tree"
+def test_the_recorded_runs_on_a_gpu_are_whole_and_found_nothing_wrong() -> None:
+    losses, step = (
+        json.loads((ROOT / "results" / f"{name}-cuda.json").read_text())
+        for name in ("losses", "step")
+    )
+    for record in (losses, step):
+        assert record["provenance"]["device"].startswith("cuda")
+        assert not record["provenance"]["quick"]
+        assert re.fullmatch("[0-9a-f]{12}", record["provenance"]["commit"]), "from an edited tree"
+    assert (step["images"], step["side"], step["backbone"]) == (16, 512, "resnet50")
     assert losses["provenance"]["command"].startswith("rankdet bench losses --device cuda")
     assert losses["problems"] == []
     assert all(check["problems"] == [] for check in losses["checks"])
