@@ -64,7 +64,7 @@ interpreted = pytest.mark.skipif(
 def ranked(kernel_device: str, monkeypatch: pytest.MonkeyPatch) -> Ranked:
     """(logits, labels, mask, weights, delta, ...) -> value and gradient, on the CPU."""
     # As few on a GPU too, so that a program there has several tiles.
-    monkeypatch.setattr(fused_ranking, "_num_processors", lambda logits: 2, raising=False)
+    monkeypatch.setattr(fused_ranking, "num_processors_of", lambda logits: 2, raising=False)
 
     def run(
         logits: Tensor,

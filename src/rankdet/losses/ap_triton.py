@@ -161,7 +161,7 @@ def cell_of(score, lowest, cells_per_score, NUM_CELLS: tl.constexpr):
 
 
 @triton.jit
-def _find_bin(score, is_active, knots, table, lowest, cells_per_score, num_knots, num_halvings,
+def find_bin(score, is_active, knots, table, lowest, cells_per_score, num_knots, num_halvings,
               NUM_CELLS: tl.constexpr):  # fmt: skip
     """int32 bins of the active scores: how many knots are not above them.
 
@@ -213,7 +213,7 @@ def find_positives_kernel(
 
 
 @triton.jit
-def _load_tile(logits, labels, mask, tile, num_scores, NUM_CLASSES: tl.constexpr,
+def load_tile(logits, labels, mask, tile, num_scores, NUM_CLASSES: tl.constexpr,
                GROUP: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """A tile of scores, (TILE / GROUP, GROUP) float32, -inf for what is no negative.
 
@@ -290,7 +290,7 @@ def bin_negatives_kernel(
     is_wrong = tl.zeros([TILE // GROUP, GROUP], tl.int1)
     num_tiles = (num_scores - 1) // TILE + 1  # num_scores + TILE may not fit into 32 bits
     for tile in range(pid, num_tiles, num_programs):
-        _, score, is_negative, _ = _load_tile(
+        _, score, is_negative, _ = load_tile(
             logits, labels, mask, tile, num_scores, NUM_CLASSES, GROUP, TILE
         )
         is_wrong = is_wrong | (is_negative & ((tl.abs(score) < float("inf")) == 0))
@@ -304,7 +304,7 @@ def bin_negatives_kernel(
             home_count += is_home.to(tl.int32)
             is_active = is_active & (is_home == 0)
         if tl.max(is_active.to(tl.int32)) > 0:
-            bins = _find_bin(
+            bins = find_bin(
                 score, is_active, knots, table, lowest, cells_per_score, num_knots, num_halvings,
                 NUM_CELLS,
             )  # fmt: skip
@@ -314,7 +314,7 @@ def bin_negatives_kernel(
             if count_shift == 0:
                 tl.atomic_add(histogram + bins * 2 + 1, 1, mask=is_active, sem="relaxed")
             if (home == 0) & (tile < HOME_TRIALS * num_programs):
-                mean = _mean_bin(bins, is_active)
+                mean = mean_bin(bins, is_active)
                 # A bin is worth being home if a quarter of a tile lies in it.
                 if tl.sum((is_active & (bins == mean)).to(tl.int32)) * 4 > TILE:
                     home = mean
@@ -335,7 +335,7 @@ def bin_negatives_kernel(
 
 
 @triton.jit
-def _mean_bin(bins, is_active):
+def mean_bin(bins, is_active):
     """int32: where most scores lie in one bin, it is that one, and the mean costs two sums."""
     num_active = tl.sum(is_active.to(tl.int64))
     return (tl.sum(tl.where(is_active, bins, 0).to(tl.int64)) // num_active).to(tl.int32)
@@ -349,7 +349,7 @@ def write_update_kernel(
 ):  # fmt: skip
     """Writes the gradient of a tile of scores; see `rankdet.losses.kernels.write_update`."""
     lowest = tl.load(floats + LOWEST)
-    score_index, score, is_negative, is_positive = _load_tile(
+    score_index, score, is_negative, is_positive = load_tile(
         logits, labels, mask, tl.program_id(0), num_scores, NUM_CLASSES, GROUP, TILE
     )
     is_active = score >= lowest
@@ -358,7 +358,7 @@ def write_update_kernel(
     kinds = tl.max(is_active.to(tl.int32) | (is_positive.to(tl.int32) * 2))
     if kinds > 0:
         knots, heights = part(floats, KNOTS, capacity), part(floats, HEIGHTS, capacity)
-        bins = _find_bin(
+        bins = find_bin(
             score, is_active, knots, table, lowest, tl.load(floats + CELLS_PER_SCORE),
             tl.load(header + NUM_KNOTS).to(tl.int32),
             num_halvings_for(tl.load(header + MOST_IN_CELL).to(tl.int32)), NUM_CELLS,

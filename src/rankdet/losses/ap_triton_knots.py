@@ -41,7 +41,7 @@ from rankdet.losses.ap_triton import (
 
 
 @triton.jit
-def _round_up(value):
+def round_up(value):
     """The lowest float32 that is not below a float64."""
     nearest = value.to(tl.float32)
     above = from_order(to_order(nearest) + 1)
@@ -59,7 +59,7 @@ def knot_at(score, SHIFT: tl.constexpr):
     if SHIFT == 0:
         return score
     else:
-        return _round_up(score.to(tl.float64) + SHIFT)
+        return round_up(score.to(tl.float64) + SHIFT)
 
 
 @triton.jit
@@ -126,10 +126,10 @@ def lay_knots_kernel(
         # A step reads what other threads of the program stored in the step before: barriers.
         _place_knots(floats, indices, num_positives, capacity, DELTA, SEARCHED)
         tl.debug_barrier()
-        num_knots = _drop_equal_knots(floats, indices, num_places, capacity, SEARCHED)
+        num_knots = drop_equal_knots(floats, indices, num_places, capacity, SEARCHED)
         tl.store(header + NUM_KNOTS, num_knots.to(tl.int64))
         tl.debug_barrier()
-        most_in_cell = _lay_grid(floats, table, num_knots, capacity, NUM_CELLS, SEARCHED)
+        most_in_cell = lay_grid(floats, table, num_knots, capacity, NUM_CELLS, SEARCHED)
         tl.store(header + MOST_IN_CELL, most_in_cell.to(tl.int64))
 
 
@@ -201,7 +201,7 @@ def _place_knots(
 
 
 @triton.jit
-def _drop_equal_knots(floats, indices, num_places, capacity, BLOCK: tl.constexpr):
+def drop_equal_knots(floats, indices, num_places, capacity, BLOCK: tl.constexpr):
     """The number of different knots. Stores them, and which of them is at each place.
 
     No score lies between equal knots, but the search within a cell would have to pass all of them:
@@ -223,7 +223,7 @@ def _drop_equal_knots(floats, indices, num_places, capacity, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _lay_grid(floats, table, num_knots, capacity, NUM_CELLS: tl.constexpr, BLOCK: tl.constexpr):
+def lay_grid(floats, table, num_knots, capacity, NUM_CELLS: tl.constexpr, BLOCK: tl.constexpr):
     """The number of knots in the fullest cell. Stores the lowest knot, how many cells there are to
     a unit of score, and the table."""
     knots = part(floats, KNOTS, capacity)

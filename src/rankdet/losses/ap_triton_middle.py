@@ -146,24 +146,34 @@ def _sum_histograms(header, histograms, counts, sums, num_bins, BINS: tl.constex
     count_shift = tl.load(header + COUNT_SHIFT)
     for start in range(tl.program_id(0) * BINS, num_bins, tl.num_programs(0) * BINS):
         bins = start + tl.arange(0, BINS)
-        count = tl.zeros([BINS], tl.int64)
-        total = tl.zeros([BINS], tl.int64)
-        for first in range(0, num_histograms, HISTOGRAMS):
-            histogram = first + tl.arange(0, HISTOGRAMS)
-            is_used = (histogram[:, None] < num_histograms) & (bins[None, :] < num_bins)
-            entry_index = histogram.to(tl.int64)[:, None] * num_bins + bins[None, :]
-            if count_shift > 0:
-                entry = tl.load(histograms + entry_index, mask=is_used, other=0)
-                lower_bits = (tl.full([], 1, tl.int64) << count_shift) - 1
-                total += tl.sum(entry & lower_bits, 0)
-                # The sign bit is a bit of the count.
-                upper_bits = (tl.full([], 1, tl.int64) << (64 - count_shift)) - 1
-                count += tl.sum((entry >> count_shift) & upper_bits, 0)
-            else:
-                total += tl.sum(tl.load(histograms + 2 * entry_index, mask=is_used, other=0), 0)
-                count += tl.sum(tl.load(histograms + 2 * entry_index + 1, mask=is_used, other=0), 0)
+        count, total = add_histograms(
+            histograms, bins, num_bins, num_histograms, count_shift, BINS, HISTOGRAMS
+        )
         tl.store(counts + bins, count, mask=bins < num_bins)
         tl.store(sums + bins, total, mask=bins < num_bins)
+
+
+@triton.jit
+def add_histograms(histograms, bins, num_bins, num_histograms, count_shift, BINS: tl.constexpr,
+                   HISTOGRAMS: tl.constexpr):  # fmt: skip
+    """int64 counts of some bins, and sums of their offsets, of all histograms together."""
+    count = tl.zeros([BINS], tl.int64)
+    total = tl.zeros([BINS], tl.int64)
+    for first in range(0, num_histograms, HISTOGRAMS):
+        histogram = first + tl.arange(0, HISTOGRAMS)
+        is_used = (histogram[:, None] < num_histograms) & (bins[None, :] < num_bins)
+        entry_index = histogram.to(tl.int64)[:, None] * num_bins + bins[None, :]
+        if count_shift > 0:
+            entry = tl.load(histograms + entry_index, mask=is_used, other=0)
+            lower_bits = (tl.full([], 1, tl.int64) << count_shift) - 1
+            total += tl.sum(entry & lower_bits, 0)
+            # The sign bit is a bit of the count.
+            upper_bits = (tl.full([], 1, tl.int64) << (64 - count_shift)) - 1
+            count += tl.sum((entry >> count_shift) & upper_bits, 0)
+        else:
+            total += tl.sum(tl.load(histograms + 2 * entry_index, mask=is_used, other=0), 0)
+            count += tl.sum(tl.load(histograms + 2 * entry_index + 1, mask=is_used, other=0), 0)
+    return count, total
 
 
 @triton.jit

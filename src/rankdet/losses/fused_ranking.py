@@ -155,7 +155,7 @@ def _bin_and_weigh(
     """The loss and the state, from the positives that `_find` found."""
     capacity = len(keys) // ap_triton.NUM_KEY_PARTS
     device, num_classes, num_scores = logits.device, logits.shape[1], logits.numel()
-    num_processors = _num_processors(device)
+    num_processors = num_processors_of(device)
     num_tiles = divide_up(num_scores, blocks.tile)
     num_programs = max(1, min(num_tiles, blocks.programs_per_processor * num_processors))
     scores_per_program = divide_up(num_tiles, num_programs) * blocks.tile
@@ -165,7 +165,7 @@ def _bin_and_weigh(
     # With few scores to each, histograms take longer to clear and to add up than they spare.
     most_histograms = max(1, min(num_programs, num_scores // 8192, 1024))
     value = torch.empty((), dtype=torch.float32, device=device)
-    floats = torch.empty(_num_floats(capacity), dtype=torch.float32, device=device)
+    floats = torch.empty(num_floats_for(capacity), dtype=torch.float32, device=device)
     table = torch.empty(blocks.cells, dtype=torch.int32, device=device)
     num_indices = ap_triton.NUM_INDEX_PARTS * capacity
     indices = torch.empty(num_indices, dtype=torch.int32, device=device)
@@ -177,8 +177,8 @@ def _bin_and_weigh(
     )  # fmt: skip
     ap_triton.bin_negatives_kernel[(num_programs,)](
         logits, labels, mask, header, floats, table, histograms, num_scores, capacity, delta,
-        num_classes, weights == "auc", blocks.cells, _group(num_classes, blocks.tile), blocks.tile,
-        num_warps=blocks.bin_warps,
+        num_classes, weights == "auc", blocks.cells, group_size(num_classes, blocks.tile),
+        blocks.tile, num_warps=blocks.bin_warps,
     )  # fmt: skip
     ap_triton_middle.weigh_kernel[(num_processors,)](
         header, keys, floats, indices, histograms, value, capacity, weights, delta, blocks.bins,
@@ -203,13 +203,13 @@ def write_update(
     with on_device_of(logits):
         ap_triton.write_update_kernel[(divide_up(num_scores, blocks.write_tile),)](
             scale, logits, labels, mask, *state, gradient, num_scores, capacity, delta, num_classes,
-            blocks.cells, _group(num_classes, blocks.write_tile), blocks.write_tile,
+            blocks.cells, group_size(num_classes, blocks.write_tile), blocks.write_tile,
             num_warps=blocks.write_warps,
         )  # fmt: skip
     return gradient
 
 
-def _num_floats(capacity: int) -> int:
+def num_floats_for(capacity: int) -> int:
     """How long `floats` is: `ap_triton.part` says where in it the parts are."""
     return 4 + ap_triton.NUM_PARTS * (capacity + 4)
 
@@ -219,7 +219,7 @@ def _capacity_of(floats: Tensor) -> int:
     return len(floats) // ap_triton.NUM_PARTS - 4
 
 
-def _group(num_classes: int, tile: int) -> int:
+def group_size(num_classes: int, tile: int) -> int:
     """How many neighbouring scores share a label for sure, since the number divides the classes: a
     power of two, 16 at most."""
     return min(num_classes & -num_classes, 16, tile)
@@ -282,7 +282,7 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     capacity = _capacity(logits)
     is_fixed = logits.shape[0] <= capacity
-    num_floats = _num_floats(capacity) if is_fixed else get_ctx().new_dynamic_size()
+    num_floats = num_floats_for(capacity) if is_fixed else get_ctx().new_dynamic_size()
     return (
         logits.new_empty((), dtype=torch.float32),
         logits.new_empty(ap_triton.HEADER_SIZE, dtype=torch.int64),
@@ -334,7 +334,7 @@ def _is_capturing(logits: Tensor) -> bool:
 
 
 @cache
-def _num_processors(device: torch.device) -> int:
+def num_processors_of(device: torch.device) -> int:
     if device.type != "cuda":  # interpreted, in tests
         return 2
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

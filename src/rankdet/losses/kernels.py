@@ -11,7 +11,9 @@ many fall between two knots and by their sum, and their update is one multiply-a
 
 Bin b of Q knots holds the scores x with knots[b - 1] <= x < knots[b]; bin 0 lies below all knots.
 The shapes here are always logits (R, K), labels (R,), mask None or (R, K), all contiguous.
-The functions here are plain torch, for any device; kernels_cpu.py has the fast ones for the CPU.
+The plain functions here are torch in float64, for any device and dtype. kernels_cpu.py has the fast
+ones for the CPU; what `fused.can_read` says yes to goes to kernels_triton.py, which waits for
+nothing: on CUDA the host waits once, for the number of positives (twice with a mask).
 """
 
 from typing import Any
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, get_ctx
 
-from rankdet.losses import kernels_cpu
+from rankdet.losses import fused, kernels_cpu
 from rankdet.losses.blocks import negative_entries, row_blocks
 
 # Entries that an accelerator takes at once: the temporary tensors are bounded.
@@ -71,6 +73,17 @@ def bin_negatives(
         sums: (Q + 1,) float64 sums of the scores; 0 for bin 0, which no loss looks at.
         num_wrong: int64 scalar, how many negatives are NaN or infinite (they are in bin 0).
     """
+    if fused.can_read(logits):
+        from rankdet.losses import kernels_triton
+
+        return kernels_triton.bin_negatives(logits, labels, mask, knots, with_sums)
+    return plain_bin_negatives(logits, labels, mask, knots, with_sums)
+
+
+def plain_bin_negatives(
+    logits: Tensor, labels: Tensor, mask: Tensor | None, knots: Tensor, with_sums: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `bin_negatives` says, in plain torch: block by block, a search for every score."""
     num_bins = len(knots) + 1
     counts = torch.zeros(num_bins, dtype=torch.int64, device=logits.device)
     sums = torch.zeros(num_bins, dtype=torch.float64, device=logits.device)
@@ -135,6 +148,26 @@ def write_update(
         intercepts, slopes: (Q + 1,) float64; bin 0 is 0, or NaN if the whole gradient is to be NaN.
         index, update: (P,) places and updates of the positives.
     """
+    state = (scale, logits, labels, mask, knots, intercepts, slopes, index, update)
+    if fused.can_read(logits):
+        from rankdet.losses import kernels_triton
+
+        return kernels_triton.write_update(*state)
+    return plain_write_update(*state)
+
+
+def plain_write_update(
+    scale: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    knots: Tensor,
+    intercepts: Tensor,
+    slopes: Tensor,
+    index: Tensor,
+    update: Tensor,
+) -> Tensor:
+    """What `write_update` says, in plain torch."""
     intercepts, slopes = intercepts * scale, slopes * scale
     gradient = torch.empty_like(logits)
     for rows, block, block_labels, block_mask in row_blocks(logits, labels, mask, _BLOCK):
