@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,3 +132,26 @@ def dense_targets() -> Callable[[Tensor, int], Tensor]:
 def kernel_device() -> str:
     """Where Triton's kernels run: "cuda", or else "cpu", interpreted (see tests/conftest.py)."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(scope="session")
+def process_worlds() -> Iterator[Any]:
+    """The module process_worlds.py, which the processes that it starts must find by its name."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    yield importlib.import_module("process_worlds")
+    sys.path.remove(str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def worlds(process_worlds: Any) -> Iterator[Callable[[int], Any]]:
+    """(number) -> a `World` of so many processes on the CPU, the same one for all tests."""
+    started: dict[int, Any] = {}
+
+    def world(size: int) -> Any:
+        if size not in started:
+            started[size] = process_worlds.World(size)
+        return started[size]
+
+    yield world
+    for each in started.values():
+        each.close()

@@ -204,7 +204,7 @@ def test_sizes_are_told_before_the_number_of_positives_is_known(
 ) -> None:
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         inputs = (mode.from_tensor(LOGITS), mode.from_tensor(LABELS), None)
-        _, _, _, knots, intercepts, slopes, index, update = error_driven._bins_operator(
+        _, _, knots, intercepts, slopes, index, update = error_driven._bins_operator(
             *inputs, "ap", step, 1.0
         )
     assert str(update.shape[0]) == str(index.shape[0]) == "u0"

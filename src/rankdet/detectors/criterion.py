@@ -8,11 +8,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
 from rankdet.boxes import encode_boxes
 from rankdet.detectors.assign import Assignment, matched_boxes
 from rankdet.losses import ap_loss
+from rankdet.losses.collectives import (
+    eager_where_synchronized,
+    global_mean,
+    own_group,
+    summed,
+)
 from rankdet.losses.fused import can_read
 from rankdet.structures import Predictions, Target
 
@@ -48,6 +55,9 @@ class Criterion(nn.Module):
         box_weights: of the coding of boxes, see `rankdet.boxes`.
         box_weight: the factor of the box loss.
         beta: where smooth L1 goes over from the square to the absolute value.
+        synchronize: whether the box loss is the mean over the positives of all processes, see
+            `ap_loss`. The class loss has a setting of its own.
+        process_group: these processes; None: all of them.
     """
 
     def __init__(
@@ -58,6 +68,8 @@ class Criterion(nn.Module):
         box_weights: Sequence[float],
         box_weight: float = 1.0,
         beta: float = 1.0,
+        synchronize: bool = False,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__()
         self.assigner = assigner
@@ -65,6 +77,8 @@ class Criterion(nn.Module):
         self.box_weights = tuple(box_weights)
         self.box_weight = box_weight
         self.beta = beta
+        self.synchronize = synchronize
+        self.process_group = process_group
 
     def forward(self, stages: Sequence[Predictions], targets: Sequence[Target]) -> Losses:
         """The losses of what the detector said about images with these objects."""
@@ -77,24 +91,50 @@ class Criterion(nn.Module):
                 # The losses widen the logits themselves, where they need it.
                 parts[f"{prefix}class"] = self.class_loss(stage.logits, assignment.labels)
                 parts[f"{prefix}box"] = self.box_weight * box_loss(
-                    stage, assignment, targets, self.box_weights, self.beta
+                    stage,
+                    assignment,
+                    targets,
+                    self.box_weights,
+                    self.beta,
+                    synchronize=self.synchronize,
+                    process_group=self.process_group,
                 )
             assignments.append(assignment)
         return Losses(parts, assignments)
 
 
+@eager_where_synchronized
 def box_loss(
     predictions: Predictions,
     assignment: Assignment,
     targets: Sequence[Target],
     weights: Sequence[float],
     beta: float = 1.0,
+    *,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Smooth L1 of the positives' deltas, the mean over 4 x (positives of the batch): a scalar.
 
     0 without positives, and connected to the deltas all the same: every process must call backward.
-    Deltas of other anchors are not read.
+    Deltas of other anchors are not read. With `synchronize`, the positives are those of the batches
+    of all processes; see `ap_loss`.
     """
+    value = _own_box_loss(predictions, assignment, targets, weights, beta)
+    group = own_group(synchronize, process_group)
+    if group is None:
+        return value
+    return global_mean(value, (assignment.labels >= 0).sum(), group)
+
+
+def _own_box_loss(
+    predictions: Predictions,
+    assignment: Assignment,
+    targets: Sequence[Target],
+    weights: Sequence[float],
+    beta: float,
+) -> Tensor:
+    """`box_loss` of this process alone."""
     if can_read(predictions.deltas):
         from rankdet.detectors import box_loss_triton  # Triton is not needed elsewhere
 
@@ -122,7 +162,14 @@ def plain_box_loss(
 
 
 @torch.no_grad()
-def batch_average_precision(logits: Tensor, labels: Tensor, activation: str) -> Tensor:
+def batch_average_precision(
+    logits: Tensor,
+    labels: Tensor,
+    activation: str,
+    *,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
+) -> Tensor:
     """The AP, from 0 to 1, that the batch's ranking has now: a scalar, to be shown, not trained.
 
     Every object against every background box of the batch, with the exact step (Eq. 4) and
@@ -133,6 +180,7 @@ def batch_average_precision(logits: Tensor, labels: Tensor, activation: str) -> 
             the log-probabilities of the other columns.
         labels: (B, A) integers: 0..K-1, BACKGROUND or IGNORED.
         activation: "sigmoid" or "softmax", of the class loss.
+        synchronize, process_group: as in `ap_loss`: the batch is that of all processes.
 
     >>> logits, labels = torch.tensor([[[3.0], [1.0], [2.0]]]), torch.tensor([[0, 0, -1]])
     >>> batch_average_precision(logits, labels, "sigmoid")  # (1 + 2 / 3) / 2
@@ -142,5 +190,13 @@ def batch_average_precision(logits: Tensor, labels: Tensor, activation: str) -> 
         logits = F.log_softmax(logits, dim=-1, dtype=torch.float32)[..., 1:]
     elif activation != "sigmoid":
         raise ValueError(f"activation: expected 'sigmoid' or 'softmax', got {activation!r}")
-    precision = 1 - ap_loss(logits, labels, step="heaviside", check_finite=False)
-    return torch.where((labels >= 0).any(), precision, math.nan)
+    precision = 1 - ap_loss(
+        logits,
+        labels,
+        step="heaviside",
+        check_finite=False,
+        synchronize=synchronize,
+        process_group=process_group,
+    )
+    num_positives = summed((labels >= 0).sum(), own_group(synchronize, process_group))
+    return torch.where(num_positives > 0, precision, math.nan)

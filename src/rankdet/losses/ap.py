@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from rankdet.losses.collectives import eager_where_synchronized, own_group, raised_by_all
 from rankdet.losses.error_driven import error_driven_loss
 from rankdet.losses.labels import BACKGROUND, raise_if_not_finite, reads_values
 from rankdet.losses.module import ClassLoss
 
 
+@eager_where_synchronized
 def ap_loss(
     logits: Tensor,
     labels: Tensor,
@@ -20,6 +23,8 @@ def ap_loss(
     scope: str = "batch",
     mask: Tensor | None = None,
     check_finite: bool | None = None,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """1 - AP of ranking every object above every background box: a scalar from 0 to 1.
 
@@ -40,6 +45,13 @@ def ap_loss(
         mask: None, or bool of the logits' shape; False marks a single entry as ignored.
         check_finite: True raises FloatingPointError if a counted score is NaN or infinite; False
             makes value and gradient NaN instead; None checks on the CPU only.
+        synchronize: whether to rank the entries of all processes together, as if one had them all
+            (and scope "image" averages over the images of all). The value is then that of the
+            global batch; the gradient is that of the own logits, times the number of processes,
+            because DistributedDataParallel averages. O(P) numbers travel. Every process must call
+            it, also without images; what one raises, all raise. Has no effect while
+            torch.distributed is not initialised.
+        process_group: the processes that rank together; None: all of them.
 
     >>> logits = torch.tensor([[0.0, 2.0], [3.0, 1.0]], requires_grad=True)
     >>> loss = ap_loss(logits, torch.tensor([1, BACKGROUND]))
@@ -56,9 +68,12 @@ def ap_loss(
         scope=scope,
         mask=mask,
         check_finite=check_finite,
+        synchronize=synchronize,
+        process_group=process_group,
     )
 
 
+@eager_where_synchronized
 def binary_ap_loss(
     scores: Tensor,
     targets: Tensor,
@@ -68,6 +83,8 @@ def binary_ap_loss(
     interpolate: bool = True,
     mask: Tensor | None = None,
     check_finite: bool | None = None,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """1 - AP of the plain ranking problem, as in retrieval: a scalar; see `ap_loss`.
 
@@ -75,19 +92,17 @@ def binary_ap_loss(
         scores: any shape and float dtype.
         targets: 0 or 1 (or bool), of the same shape: 1 is to rank above 0.
         mask: None, or bool of the same shape; False marks an entry as ignored.
+        synchronize, process_group: as in `ap_loss`; the processes' shapes may differ.
 
     >>> binary_ap_loss(torch.tensor([3.0, 0.0, 5.0]), torch.tensor([1, 0, 0])).item()
     0.5
     """
-    if targets.shape != scores.shape:
-        raise ValueError(
-            f"targets: expected the scores' shape {tuple(scores.shape)}, got {tuple(targets.shape)}"
-        )
-    if mask is not None and mask.shape != scores.shape:
-        raise ValueError(
-            f"mask: expected the scores' shape {tuple(scores.shape)}, got {tuple(mask.shape)}"
-        )
-    labels = _binary_labels(targets, mask, may_raise=reads_values(scores))
+    group = own_group(synchronize, process_group)
+    if group is None:
+        labels = _binary_labels(scores, targets, mask)
+    else:
+        with raised_by_all(group, scores.device):
+            labels = _binary_labels(scores, targets, mask)
     loss = ap_loss(
         scores.reshape(-1, 1),
         labels.reshape(-1),
@@ -96,27 +111,34 @@ def binary_ap_loss(
         interpolate=interpolate,
         mask=None if mask is None else mask.reshape(-1, 1),
         check_finite=False,
+        synchronize=synchronize,
+        process_group=process_group,
     )
     if check_finite is None:
         check_finite = reads_values(scores)
     if check_finite and bool(loss.isnan()):  # here, to speak of the scores as the caller sees them
         counted = torch.ones_like(scores, dtype=torch.bool) if mask is None else mask
-        raise_if_not_finite(scores, counted, name="scores")
+        with raised_by_all(group, scores.device):
+            raise_if_not_finite(scores, counted, name="scores")
     return loss
 
 
-def _binary_labels(targets: Tensor, mask: Tensor | None, may_raise: bool) -> Tensor:
+def _binary_labels(scores: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
     """int8 labels for a single class: 0 where the target is 1, else BACKGROUND.
 
     A target that counts and is neither 0 nor 1 is an error, or 3, which is no label. Few and small
     temporaries: there is a label for every score.
     """
+    for name, tensor in (("targets", targets), ("mask", mask)):
+        if tensor is not None and tensor.shape != scores.shape:
+            expected = f"the scores' shape {tuple(scores.shape)}"
+            raise ValueError(f"{name}: expected {expected}, got {tuple(tensor.shape)}")
     labels = (targets == 1).view(torch.int8).sub_(1)
     if targets.dtype != torch.bool:
         is_wrong = (targets != 0).logical_and_(labels == BACKGROUND)
         if mask is not None:
             is_wrong.logical_and_(mask)
-        if may_raise and bool(is_wrong.any()):
+        if reads_values(scores) and bool(is_wrong.any()):
             raise ValueError(f"targets: expected 0 or 1, got {targets[is_wrong][0].item()}")
         labels.masked_fill_(is_wrong, 3)
     return labels
@@ -136,8 +158,11 @@ class APLoss(ClassLoss):
         interpolate: bool = True,
         scope: str = "batch",
         check_finite: bool | None = None,
+        *,
+        synchronize: bool = False,
+        process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(synchronize, process_group)
         self.delta = delta
         self.step = step
         self.interpolate = interpolate
@@ -154,4 +179,6 @@ class APLoss(ClassLoss):
             scope=self.scope,
             mask=mask,
             check_finite=self.check_finite,
+            synchronize=self.synchronize,
+            process_group=self.process_group,
         )

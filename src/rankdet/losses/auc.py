@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from rankdet.losses.collectives import eager_where_synchronized
 from rankdet.losses.error_driven import error_driven_loss
 from rankdet.losses.module import ClassLoss
 
 
+@eager_where_synchronized
 def auc_loss(
     logits: Tensor,
     labels: Tensor,
@@ -17,6 +20,8 @@ def auc_loss(
     scope: str = "batch",
     mask: Tensor | None = None,
     check_finite: bool | None = None,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """1 - AUC of ranking every object above every background box: a scalar from 0 to 1.
 
@@ -38,6 +43,8 @@ def auc_loss(
         scope=scope,
         mask=mask,
         check_finite=check_finite,
+        synchronize=synchronize,
+        process_group=process_group,
     )
 
 
@@ -55,8 +62,11 @@ class AUCLoss(ClassLoss):
         step: str = "piecewise",
         scope: str = "batch",
         check_finite: bool | None = None,
+        *,
+        synchronize: bool = False,
+        process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(synchronize, process_group)
         self.delta = delta
         self.step = step
         self.scope = scope
@@ -71,4 +81,6 @@ class AUCLoss(ClassLoss):
             scope=self.scope,
             mask=mask,
             check_finite=self.check_finite,
+            synchronize=self.synchronize,
+            process_group=self.process_group,
         )

@@ -6,12 +6,21 @@ import math
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from rankdet.losses.collectives import (
+    eager_where_synchronized,
+    global_sum,
+    largest,
+    own_group,
+    summed,
+)
 from rankdet.losses.entries import read_entries, softplus
 from rankdet.losses.labels import require
 from rankdet.losses.module import ClassLoss
 
 
+@eager_where_synchronized
 def dr_loss(
     logits: Tensor,
     labels: Tensor,
@@ -23,6 +32,8 @@ def dr_loss(
     weight: float = 4.0,
     mask: Tensor | None = None,
     check_finite: bool | None = None,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Distributional ranking loss (Qian et al., CVPR 2020) with its fixed setting as default.
 
@@ -39,6 +50,8 @@ def dr_loss(
         logits, labels, mask, check_finite: as in `focal_loss`.
         margin: how far P_pos should stand above P_neg.
         positive_temperature, negative_temperature, smoothness, weight: above 0.
+        synchronize, process_group: as in `ap_loss`; the distributions are then over the entries of
+            all processes.
 
     >>> dr_loss(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))  # 4 / 6 * log(1 + e^3)
     tensor(2.0324)
@@ -51,28 +64,39 @@ def dr_loss(
         ("weight", weight),
     ):
         require(0 < value < math.inf, name, "a finite number > 0", value)
-    scores, is_positive, is_counted, soundness = read_entries(logits, labels, mask, check_finite)
+    group = own_group(synchronize, process_group)
+    scores, is_positive, is_counted, soundness = read_entries(
+        logits, labels, mask, check_finite, group
+    )
+    soundness = summed(soundness, group).clamp(max=1)
     probability = torch.sigmoid(scores)
-    hard_positive = _softmax_mean(probability, is_positive, -positive_temperature)
-    hard_positive = torch.where(is_positive.any(), hard_positive, 1.0)
-    hard_negative = _softmax_mean(probability, is_counted & ~is_positive, negative_temperature)
+    is_negative = is_counted & ~is_positive
+    hard_positive = _softmax_mean(probability, is_positive, -positive_temperature, 1.0, group)
+    hard_negative = _softmax_mean(probability, is_negative, negative_temperature, 0.0, group)
     gap = hard_negative - hard_positive + margin
     return weight / smoothness * softplus(smoothness * gap) * soundness
 
 
-def _softmax_mean(probability: Tensor, is_member: Tensor, temperature: float) -> Tensor:
+def _softmax_mean(
+    probability: Tensor,
+    is_member: Tensor,
+    temperature: float,
+    without_members: float,
+    group: ProcessGroup | None,
+) -> Tensor:
     """Mean of the members' probabilities weighted by their softmax(probability / temperature).
 
-    A scalar; 0 without members. Written out, because a softmax over one long axis runs on a single
-    core, and is NaN without members.
+    A scalar. Written out, because a softmax over one long axis runs on a single core, is NaN
+    without members, and ends at the process.
     """
-    if probability.numel() == 0:
-        return probability.sum()
     exponent = torch.where(is_member, probability / temperature, -math.inf)
-    highest = exponent.detach().amax()
-    weights = torch.exp(exponent - torch.where(is_member.any(), highest, 0.0))
-    total = weights.sum()
-    return (weights * probability).sum() / torch.where(is_member.any(), total, 1.0)
+    none = exponent.new_full((), -math.inf)
+    highest = largest(exponent.detach().amax() if exponent.numel() else none, group)
+    has_members = highest != none
+    weights = torch.exp(exponent - torch.where(has_members, highest, 0.0))
+    sums = global_sum(torch.stack([(weights * probability).sum(), weights.sum()]), group)
+    mean = sums[0] / torch.where(has_members, sums[1], 1.0)
+    return torch.where(has_members, mean, without_members)
 
 
 class DRLoss(ClassLoss):
@@ -90,8 +114,11 @@ class DRLoss(ClassLoss):
         smoothness: float = 6.0,
         weight: float = 4.0,
         check_finite: bool | None = None,
+        *,
+        synchronize: bool = False,
+        process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(synchronize, process_group)
         self.margin = margin
         self.positive_temperature = positive_temperature
         self.negative_temperature = negative_temperature
@@ -110,4 +137,6 @@ class DRLoss(ClassLoss):
             weight=self.weight,
             mask=mask,
             check_finite=self.check_finite,
+            synchronize=self.synchronize,
+            process_group=self.process_group,
         )

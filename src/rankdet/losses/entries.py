@@ -14,8 +14,10 @@ import math
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from rankdet.losses.collectives import raised_by_all
 from rankdet.losses.labels import (
     check_inputs,
     counted_entries,
@@ -31,9 +33,20 @@ _IGNORED_SCORE = -1e4
 
 
 def read_entries(
-    logits: Tensor, labels: Tensor, mask: Tensor | None, check_finite: bool | None
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    check_finite: bool | None,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores with ignored entries replaced, is_positive, is_counted (..., K), soundness ()."""
+    """Scores with ignored entries replaced, is_positive, is_counted (..., K), soundness ().
+
+    With a group, what is wrong with the entries of one process is raised by all; the soundness is
+    that of the own ones.
+    """
+    if group is not None:
+        with raised_by_all(group, logits.device):
+            return read_entries(logits, labels, mask, check_finite)
     check_inputs(logits, labels, mask)
     labels = labels.long()
     num_classes = logits.shape[-1]

@@ -9,12 +9,17 @@ backward pass.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.library import custom_op, get_ctx
 
+from rankdet.losses.collectives import (
+    concatenated,
+    exchange_device,
+    own_group,
+    summed_together,
+)
 from rankdet.losses.fused import can_read
 from rankdet.losses.kernels import attach_update, bin_negatives, find_positives
 from rankdet.losses.labels import require
@@ -36,27 +41,31 @@ def error_driven_loss(
     scope: str,
     mask: Tensor | None,
     check_finite: bool | None,
+    synchronize: bool,
+    process_group: ProcessGroup | None,
 ) -> Tensor:
     """The mean error of the positives, a scalar whose backward gives the error-driven update.
 
     `weights` is a name in WEIGHTS; the other arguments are those of `ap_loss`.
     """
     check_step(step, delta)
-    if _is_for_fused_kernels(logits, step, delta):
-        from rankdet.losses.fused_ranking import fused_loss  # imports Triton
 
-        fused = partial(fused_loss, weights=weights, delta=0.0 if step == "heaviside" else delta)
-        return rank_scopes(fused, logits, labels, mask=mask, scope=scope, check_finite=check_finite)
+    def rank(
+        logits: Tensor, labels: Tensor, mask: Tensor | None, group: ProcessGroup | None
+    ) -> tuple[Tensor, Tensor]:
+        if group is None and _is_for_fused_kernels(logits, step, delta):
+            from rankdet.losses.fused_ranking import fused_loss  # imports Triton
 
-    def rank(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        by_bins, by_sigmoids = rank_by_bins, rank_by_sigmoids
-        if torch.compiler.is_compiling():
-            by_bins, by_sigmoids = _bins_operator, _sigmoids_operator
-        rank_pairs = by_sigmoids if step == "sigmoid" else by_bins
+            half_width = 0.0 if step == "heaviside" else delta
+            return fused_loss(logits, labels, mask, weights, half_width)
+        arguments = (logits.detach(), labels, mask, weights, step, delta)
         with torch.no_grad():
-            value, num_positives, num_wrong, *state = rank_pairs(
-                logits.detach(), labels, mask, weights, step, delta
-            )
+            if torch.compiler.is_compiling():  # never with a group
+                operator = _sigmoids_operator if step == "sigmoid" else _bins_operator
+                value, num_positives, *state = operator(*arguments)
+            else:
+                rank_pairs = rank_by_sigmoids if step == "sigmoid" else rank_by_bins
+                value, num_positives, *state = rank_pairs(*arguments, group)
         if logits.requires_grad and step == "sigmoid":
             positives, weight, *places = state
             value = attach_sigmoid_update(
@@ -65,9 +74,12 @@ def error_driven_loss(
             value = with_nan_gradient(value)  # without positives there is no weight to be NaN
         elif logits.requires_grad:
             value = attach_update(value, logits, labels, mask, *state)
-        return value, torch.stack([num_positives, num_wrong])
+        return value, num_positives.unsqueeze(0)
 
-    return rank_scopes(rank, logits, labels, mask=mask, scope=scope, check_finite=check_finite)
+    group = own_group(synchronize, process_group)
+    return rank_scopes(
+        rank, logits, labels, mask=mask, scope=scope, check_finite=check_finite, group=group
+    )
 
 
 def _is_for_fused_kernels(logits: Tensor, step: str, delta: float) -> bool:
@@ -85,49 +97,65 @@ def check_step(step: str, delta: float) -> None:
 
 
 def rank_by_bins(
-    logits: Tensor, labels: Tensor, mask: Tensor | None, weights: str, step: str, delta: float
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    weights: str,
+    step: str,
+    delta: float,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, ...]:
     """The loss of one ranking, with the state that `attach_update` needs.
 
     Returns:
-        value, num_positives, num_wrong: scalars; num_wrong counts scores that are not finite.
-        knots, intercepts, slopes, index, update: see `write_update`.
+        value, num_positives: scalars, of the global ranking.
+        knots, intercepts, slopes, index, update: see `write_update`; for the own scores.
     """
-    positives, index, num_wrong = sorted_positives(logits, labels, mask)
+    device = exchange_device(group, logits.device)
+    positives, index, places, num_wrong = sorted_positives(logits, labels, mask, group, device)
     ramp = (HeavisideStep if step == "heaviside" else PiecewiseStep)(positives, delta)
-    counts, sums, num_wrong_negatives = bin_negatives(
-        logits, labels, mask, ramp.knots, ramp.needs_sums
-    )
-    num_wrong = num_wrong + num_wrong_negatives
+    # A copy: an operator may not return a tensor that it has got or returned.
+    knots = ramp.knots.to(logits.device, copy=True)
+    counts, sums, num_wrong_negatives = bin_negatives(logits, labels, mask, knots, ramp.needs_sums)
+    poison = poison_unless(num_wrong + num_wrong_negatives == 0, labels, logits.shape[1])
+    local = (counts.to(device), sums.to(device), poison.to(device))
+    counts, sums, poison = summed_together(local, group)
     error, weight = WEIGHTS[weights](ramp.above_positives(), ramp.above(counts, sums), counts.sum())
-    poison = poison_unless(num_wrong == 0, labels, logits.shape[1])
     value, num_positives, update = _mean_error(error, poison)
     intercepts, slopes = ramp.profile(weight / num_positives.clamp(min=1))
-    knots = ramp.knots.clone()  # an operator may not return a tensor that it has got or returned
-    return value, num_positives, num_wrong, knots, intercepts + poison, slopes, index, update
+    state = (knots, intercepts + poison, slopes, index, update[places])
+    return tuple(tensor.to(logits.device) for tensor in (value, num_positives, *state))
 
 
 def rank_by_sigmoids(
-    logits: Tensor, labels: Tensor, mask: Tensor | None, weights: str, step: str, delta: float
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    weights: str,
+    step: str,
+    delta: float,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, ...]:
     """The loss of one ranking by the sigmoid step, with the state for `attach_sigmoid_update`.
 
     Returns:
-        value, num_positives, num_wrong: scalars; num_wrong counts scores that are not finite.
-        positives, weights, index, update: see `write_sigmoid_update`.
+        value, num_positives: scalars, of the global ranking.
+        positives, weights, index, update: see `write_sigmoid_update`; the last two for the own.
     """
-    positives, index, num_wrong = sorted_positives(logits, labels, mask)
+    positives, index, places, num_wrong = sorted_positives(logits, labels, mask, group)
     negatives_above, _, num_negatives, num_wrong_negatives = sum_sigmoids(
         logits, labels, mask, positives, delta
     )
-    num_wrong = num_wrong + num_wrong_negatives
+    poison = poison_unless(num_wrong + num_wrong_negatives == 0, labels, logits.shape[1])
+    negatives_above, num_negatives, poison = summed_together(
+        (negatives_above, num_negatives, poison), group
+    )
     # The sum has S(0) = 1/2 for the positive itself, which counts 1.
     positives_above = sum_sigmoids_of_positives(positives, delta)[0] + 0.5
     error, weight = WEIGHTS[weights](positives_above, negatives_above, num_negatives)
-    poison = poison_unless(num_wrong == 0, labels, logits.shape[1])
     value, num_positives, update = _mean_error(error, poison)
     weight = weight / num_positives.clamp(min=1) + poison
-    return value, num_positives, num_wrong, positives, weight, index, update
+    return value, num_positives, positives, weight, index, update[places]
 
 
 def _mean_error(error: Tensor, poison: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,16 +166,33 @@ def _mean_error(error: Tensor, poison: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def sorted_positives(
-    logits: Tensor, labels: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The positives' scores (P,) in ascending order, their places, and how many are not finite.
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    group: ProcessGroup | None = None,
+    device: torch.device | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The positives of all processes in ascending order, and where in there the own ones are.
 
     Those that are not finite stand as 0: the result will be NaN, and sorting NaN helps nobody.
+
+    Args:
+        device: for positives and places; None: that of the logits.
+
+    Returns:
+        positives: (P,) float64, ascending.
+        index: (n,) int64, flat places of the own positives in the logits.
+        places: (n,) int64, which of `positives` they are.
+        num_wrong: how many of the own ones are not finite.
     """
     scores, index = find_positives(logits, labels, mask)
     is_finite = torch.isfinite(scores)
-    positives, order = torch.where(is_finite, scores, 0.0).sort(stable=True)
-    return positives, index[order], (~is_finite).sum()
+    scores = torch.where(is_finite, scores, 0.0).to(device or logits.device)
+    whole, own = concatenated(scores, group)
+    positives, order = whole.sort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return positives, index, places[own], (~is_finite).sum()
 
 
 # The O(P) work between the passes has sizes that only the data tell, which torch.compile cannot
@@ -157,13 +202,13 @@ _bins_operator = custom_op(
     "rankdet::rank_by_bins",
     rank_by_bins,
     mutates_args=(),
-    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 _sigmoids_operator = custom_op(
     "rankdet::rank_by_sigmoids",
     rank_by_sigmoids,
     mutates_args=(),
-    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 
 
@@ -177,7 +222,6 @@ def _(
     return (
         value,
         count,
-        torch.empty_like(count),
         value.new_empty(num_knots),
         value.new_empty(num_knots + 1),
         value.new_empty(num_knots + 1),
@@ -195,7 +239,6 @@ def _(
     return (
         value,
         count,
-        torch.empty_like(count),
         value.new_empty(num_positives),
         value.new_empty(num_positives),
         count.new_empty(num_positives),

@@ -6,13 +6,27 @@ import math
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from rankdet.losses.collectives import (
+    eager_where_synchronized,
+    global_mean,
+    own_group,
+    raised_by_all,
+)
 from rankdet.losses.entries import either, read_entries, softplus
 from rankdet.losses.fused import can_read
-from rankdet.losses.labels import check_inputs, counted_entries, raise_if_not_finite, require
+from rankdet.losses.labels import (
+    check_inputs,
+    counted_entries,
+    num_positives,
+    raise_if_not_finite,
+    require,
+)
 from rankdet.losses.module import ClassLoss
 
 
+@eager_where_synchronized
 def focal_loss(
     logits: Tensor,
     labels: Tensor,
@@ -21,6 +35,8 @@ def focal_loss(
     alpha: float | None = 0.25,
     mask: Tensor | None = None,
     check_finite: bool | None = None,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Sigmoid focal loss (Lin et al., ICCV 2017), summed and divided by the number of positives.
 
@@ -37,12 +53,31 @@ def focal_loss(
         mask: None, or bool of the logits' shape; False marks an entry as ignored.
         check_finite: True raises FloatingPointError on non-finite scores, False returns NaN; None
             checks on the CPU.
+        synchronize, process_group: as in `ap_loss`; the sum and the number of positives are then
+            those of all processes.
 
     >>> focal_loss(torch.tensor([[0.0]]), torch.tensor([0]))  # 0.25 * 0.5^2 * log 2
     tensor(0.0433)
     """
     require(0 <= gamma < math.inf, "gamma", "a finite number >= 0", gamma)
     require(alpha is None or 0 <= alpha <= 1, "alpha", "a number from 0 to 1, or None", alpha)
+    group = own_group(synchronize, process_group)
+    if group is None:
+        return _own_focal_loss(logits, labels, gamma, alpha, mask, check_finite)
+    with raised_by_all(group, logits.device):
+        value = _own_focal_loss(logits, labels, gamma, alpha, mask, check_finite)
+    return global_mean(value, num_positives(labels, mask, logits.shape[-1]), group)
+
+
+def _own_focal_loss(
+    logits: Tensor,
+    labels: Tensor,
+    gamma: float,
+    alpha: float | None,
+    mask: Tensor | None,
+    check_finite: bool | None,
+) -> Tensor:
+    """`focal_loss` of this process alone."""
     if not can_read(logits):
         return plain_focal_loss(logits, labels, gamma, alpha, mask, check_finite)
     from rankdet.losses.focal_triton import fused_focal_loss  # needs Triton, which not all have
@@ -84,9 +119,15 @@ class FocalLoss(ClassLoss):
     """
 
     def __init__(
-        self, gamma: float = 2.0, alpha: float | None = 0.25, check_finite: bool | None = None
+        self,
+        gamma: float = 2.0,
+        alpha: float | None = 0.25,
+        check_finite: bool | None = None,
+        *,
+        synchronize: bool = False,
+        process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(synchronize, process_group)
         self.gamma = gamma
         self.alpha = alpha
         self.check_finite = check_finite
@@ -99,4 +140,6 @@ class FocalLoss(ClassLoss):
             alpha=self.alpha,
             mask=mask,
             check_finite=self.check_finite,
+            synchronize=self.synchronize,
+            process_group=self.process_group,
         )

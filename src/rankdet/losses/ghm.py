@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from rankdet.losses.collectives import (
+    eager_where_synchronized,
+    global_sum,
+    own_group,
+    summed_together,
+)
 from rankdet.losses.entries import either, read_entries, softplus
 from rankdet.losses.labels import require
 from rankdet.losses.module import ClassLoss
 
 
+@eager_where_synchronized
 def ghm_loss(
     logits: Tensor,
     labels: Tensor,
@@ -20,6 +28,8 @@ def ghm_loss(
     running_counts: Tensor | None = None,
     mask: Tensor | None = None,
     check_finite: bool | None = None,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Gradient-harmonised binary cross-entropy, GHM-C (Li et al., AAAI 2019), averaged.
 
@@ -40,12 +50,17 @@ def ghm_loss(
         running_counts: None, or (bins,) floating point, updated IN PLACE as batch normalisation
             does with its running mean; needed for a momentum above 0. It starts at 0, so the first
             batches weigh more, by 1 / (1 - momentum) in the first one, as in the authors' code.
+        synchronize, process_group: as in `ap_loss`; entries and bins are then those of all
+            processes, and the running counts stay equal on all.
 
     >>> ghm_loss(torch.tensor([[0.0, 0.0, -9.0]]), torch.tensor([0]))  # (log 2 + log(1 + e^-9)) / 2
     tensor(0.3466)
     """
     _check_histogram(bins, momentum, running_counts)
-    scores, is_positive, is_counted, soundness = read_entries(logits, labels, mask, check_finite)
+    group = own_group(synchronize, process_group)
+    scores, is_positive, is_counted, soundness = read_entries(
+        logits, labels, mask, check_finite, group
+    )
     signed = scores * either(is_positive, -1.0, 1.0, scores)
     with torch.no_grad():
         # int32, because index_add and index_select take it and it halves the traffic. The clamp
@@ -54,11 +69,13 @@ def ghm_loss(
         index = torch.where(is_counted, index, bins).flatten()
         one = torch.ones((), dtype=torch.int64, device=index.device)
         counts = one.new_zeros(bins + 1).index_add(0, index, one.expand(index.shape))
+        counts, soundness = summed_together((counts, soundness), group)
+        soundness = soundness.clamp(max=1)
         counts = torch.where(soundness.isnan(), 0, counts)  # a broken batch leaves no trace
         weights = _harmonised_weights(counts[:bins], momentum, running_counts).to(scores.dtype)
         # The last weight, 0, is that of the ignored entries.
         weight = F.pad(weights, (0, 1)).index_select(0, index).view(scores.shape)
-    return (softplus(signed) * weight).sum() * soundness
+    return global_sum((softplus(signed) * weight).sum() * soundness, group)
 
 
 def _harmonised_weights(counts: Tensor, momentum: float, running_counts: Tensor | None) -> Tensor:
@@ -90,7 +107,8 @@ def _check_histogram(bins: object, momentum: float, running_counts: Tensor | Non
 class GHMLoss(ClassLoss):
     """`ghm_loss` with its settings, and the running counts of the bins in a buffer.
 
-    In evaluation mode the buffer is used and left as it is. Every process keeps its own counts.
+    In evaluation mode the buffer is used and left as it is. Every process keeps its own counts,
+    unless it synchronises.
 
     >>> loss = GHMLoss(bins=2, momentum=0.75)
     >>> value = loss(torch.tensor([[-1.0, 1.0, 1.0]]), torch.tensor([-1]))
@@ -101,9 +119,15 @@ class GHMLoss(ClassLoss):
     running_counts: Tensor
 
     def __init__(
-        self, bins: int = 30, momentum: float = 0.75, check_finite: bool | None = None
+        self,
+        bins: int = 30,
+        momentum: float = 0.75,
+        check_finite: bool | None = None,
+        *,
+        synchronize: bool = False,
+        process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(synchronize, process_group)
         _check_histogram(bins, momentum, torch.zeros(max(int(bins), 0)))
         self.bins = bins
         self.momentum = momentum
@@ -119,4 +143,6 @@ class GHMLoss(ClassLoss):
             running_counts=self.running_counts if self.training else self.running_counts.clone(),
             mask=mask,
             check_finite=self.check_finite,
+            synchronize=self.synchronize,
+            process_group=self.process_group,
         )

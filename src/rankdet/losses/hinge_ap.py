@@ -27,8 +27,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
+from rankdet.losses.collectives import (
+    eager_where_synchronized,
+    own_group,
+    summed,
+    summed_together,
+)
 from rankdet.losses.error_driven import sorted_positives
 from rankdet.losses.kernels import attach_update, bin_negatives
 from rankdet.losses.module import ClassLoss
@@ -37,6 +44,7 @@ from rankdet.losses.scope import poison_unless, rank_scopes
 _PARTS = 8  # of an interval in one round: 11 rounds settle the 32 bits of a float32, 22 a float64
 
 
+@eager_where_synchronized
 def hinge_ap_loss(
     logits: Tensor,
     labels: Tensor,
@@ -44,6 +52,8 @@ def hinge_ap_loss(
     scope: str = "batch",
     mask: Tensor | None = None,
     check_finite: bool | None = None,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """The structured hinge loss on AP: a scalar >= 1 - AP, with a subgradient as gradient.
 
@@ -61,22 +71,29 @@ def hinge_ap_loss(
     """
     # Sizes in there depend on the data: the compiler has to call it, not to trace it.
     rank = torch.compiler.disable(_rank)
-    return rank_scopes(rank, logits, labels, mask=mask, scope=scope, check_finite=check_finite)
+    group = own_group(synchronize, process_group)
+    return rank_scopes(
+        rank, logits, labels, mask=mask, scope=scope, check_finite=check_finite, group=group
+    )
 
 
-def _rank(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The loss of one ranking; how many positives it has, and scores that are not finite: (2,)."""
+def _rank(
+    logits: Tensor, labels: Tensor, mask: Tensor | None, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """The loss of one ranking, and how many positives it has: (1,)."""
     with torch.no_grad():
-        ascending, index, num_wrong = sorted_positives(logits, labels, mask)
-        positives, index = ascending.flip(0), index.flip(0)
+        ascending, index, places, num_wrong = sorted_positives(logits, labels, mask, group)
+        positives = ascending.flip(0)
         counts, _, num_wrong_negatives = bin_negatives(logits, labels, mask, ascending[:0], False)
-        num_wrong = num_wrong + num_wrong_negatives
+        poison = poison_unless(num_wrong + num_wrong_negatives == 0, labels, logits.shape[1])
+        counts, poison = summed_together((counts, poison), group)
         num_above, thresholds = _most_violating_ranking(
-            logits, labels, mask, positives, int(counts.sum())
+            logits, labels, mask, group, positives, int(counts.sum())
         )
         # The negatives above a threshold stand above its positive, and a share of those at it.
         knots, order = torch.cat([thresholds, _next_above(thresholds)]).sort(stable=True)
         counts, sums, _ = bin_negatives(logits, labels, mask, knots, True)
+        counts, sums = summed_together((counts, sums), group)
         num_from = (counts.sum() - counts.cumsum(0)[:-1])[order.argsort()].double()
         num_at_or_above, num_over = num_from.chunk(2)
         num_at = num_at_or_above - num_over
@@ -87,14 +104,13 @@ def _rank(logits: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, 
         rank = torch.arange(1, len(positives) + 1, device=logits.device)
         loss = (num_above / (rank + num_above)).sum() / max(1, len(positives))
         top_negatives = (shares * (sums.sum() - sums.cumsum(0)[:-1])).sum()
-        poison = poison_unless(num_wrong == 0, labels, logits.shape[1])
         value = loss + scale * (top_negatives - (num_above * positives).sum()) + poison
-        update = -scale * num_above + poison
+        update = (-scale * num_above + poison).flip(0)[places]
         intercepts = pad(scale * shares.cumsum(0), (1, 0)) + poison
     if logits.requires_grad:
         slopes = torch.zeros_like(intercepts)
         value = attach_update(value, logits, labels, mask, knots, intercepts, slopes, index, update)
-    return value, torch.stack([torch.tensor(len(index), device=logits.device), num_wrong])
+    return value, torch.tensor([len(positives)], device=logits.device)
 
 
 @dataclass
@@ -132,7 +148,12 @@ class _Segments:
 
 
 def _most_violating_ranking(
-    logits: Tensor, labels: Tensor, mask: Tensor | None, positives: Tensor, num_negatives: int
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    group: ProcessGroup | None,
+    positives: Tensor,
+    num_negatives: int,
 ) -> tuple[Tensor, Tensor]:
     """Where the negatives go in the ranking that is worst for the loss.
 
@@ -154,7 +175,7 @@ def _most_violating_ranking(
     while len(open_segments.low):
         keys = _inner_points(open_segments.low, open_segments.high)
         scores = _from_key(keys, dtype).double()
-        counts, _, _ = bin_negatives(logits, labels, mask, scores.flatten(), False)
+        counts = summed(bin_negatives(logits, labels, mask, scores.flatten(), False)[0], group)
         numbers = (counts.sum() - counts.cumsum(0)[:-1]).view_as(keys)
         places = _best_places(numbers, scores, open_segments, positives, num_negatives)
         found.append([numbers, places, scores])
@@ -244,12 +265,25 @@ class HingeAPLoss(ClassLoss):
     0.5
     """
 
-    def __init__(self, scope: str = "batch", check_finite: bool | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        scope: str = "batch",
+        check_finite: bool | None = None,
+        *,
+        synchronize: bool = False,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(synchronize, process_group)
         self.scope = scope
         self.check_finite = check_finite
 
     def forward(self, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         return hinge_ap_loss(
-            logits, labels, scope=self.scope, mask=mask, check_finite=self.check_finite
+            logits,
+            labels,
+            scope=self.scope,
+            mask=mask,
+            check_finite=self.check_finite,
+            synchronize=self.synchronize,
+            process_group=self.process_group,
         )

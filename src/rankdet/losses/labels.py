@@ -112,6 +112,19 @@ def counted_entries(labels: Tensor, mask: Tensor | None, num_classes: int) -> Te
     return counted if mask is None else counted & mask
 
 
+def num_positives(labels: Tensor, mask: Tensor | None, num_classes: int) -> Tensor:
+    """How many entries are positives: an int64 scalar, from the labels alone.
+
+    >>> num_positives(torch.tensor([1, 1, BACKGROUND]), None, num_classes=2)
+    tensor(2)
+    """
+    is_positive = labels >= 0
+    if mask is not None:
+        column = labels.long().clamp(0, num_classes - 1).unsqueeze(-1)
+        is_positive = is_positive & mask.gather(-1, column).squeeze(-1)
+    return is_positive.sum()
+
+
 def raise_if_not_finite(logits: Tensor, counted: Tensor, name: str = "logits") -> None:
     """Raise FloatingPointError that says how many of the counted entries are not finite, and where.
 

@@ -6,14 +6,22 @@ import math
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
+from rankdet.losses.collectives import (
+    eager_where_synchronized,
+    global_mean,
+    own_group,
+    raised_by_all,
+)
 from rankdet.losses.entries import soundness_factor, working_dtype
 from rankdet.losses.labels import BACKGROUND, IGNORED, check_inputs, require
 from rankdet.losses.module import ClassLoss
 from rankdet.losses.sampling import hardest_negatives
 
 
+@eager_where_synchronized
 def ohem_loss(
     logits: Tensor,
     labels: Tensor,
@@ -21,6 +29,8 @@ def ohem_loss(
     negative_ratio: float = 3.0,
     mask: Tensor | None = None,
     check_finite: bool | None = None,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """Softmax cross-entropy over positives and the hardest background anchors, as in SSD.
 
@@ -36,12 +46,28 @@ def ohem_loss(
         negative_ratio: background anchors for each positive, 0 or more.
         mask: None, or bool of the logits' shape. A column that is False is left out of its anchor's
             softmax; an anchor whose own target column is False is ignored.
-        check_finite: as in `focal_loss`.
+        check_finite, synchronize, process_group: as in `focal_loss`.
 
     >>> logits = torch.tensor([[0.0, 0.0], [0.0, 0.0], [9.0, 0.0]])
     >>> ohem_loss(logits, torch.tensor([0, -1, -1]), negative_ratio=1.0)  # 2 log 2
     tensor(1.3863)
     """
+    group = own_group(synchronize, process_group)
+    if group is None:
+        return _own_ohem_loss(logits, labels, negative_ratio, mask, check_finite)[0]
+    with raised_by_all(group, logits.device):
+        value, num_positives = _own_ohem_loss(logits, labels, negative_ratio, mask, check_finite)
+    return global_mean(value, num_positives, group)
+
+
+def _own_ohem_loss(
+    logits: Tensor,
+    labels: Tensor,
+    negative_ratio: float,
+    mask: Tensor | None,
+    check_finite: bool | None,
+) -> tuple[Tensor, Tensor]:
+    """`ohem_loss` of this process alone, and its number of positive anchors."""
     is_ratio = 0 <= negative_ratio < math.inf
     require(is_ratio, "negative_ratio", "a finite number >= 0", negative_ratio)
     columns = logits.shape[-1] if logits.ndim else 1  # check_inputs refuses ndim 0
@@ -69,7 +95,9 @@ def ohem_loss(
     is_chosen = is_positive | hardest_negatives(
         loss.detach(), is_positive, is_background, ratio=negative_ratio
     )
-    return torch.where(is_chosen, loss, 0.0).sum() / is_positive.sum().clamp(min=1) * soundness
+    num_positives = is_positive.sum()
+    total = torch.where(is_chosen, loss, 0.0).sum()
+    return total / num_positives.clamp(min=1) * soundness, num_positives
 
 
 class OHEMLoss(ClassLoss):
@@ -81,8 +109,15 @@ class OHEMLoss(ClassLoss):
 
     activation = "softmax"
 
-    def __init__(self, negative_ratio: float = 3.0, check_finite: bool | None = None) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        negative_ratio: float = 3.0,
+        check_finite: bool | None = None,
+        *,
+        synchronize: bool = False,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(synchronize, process_group)
         self.negative_ratio = negative_ratio
         self.check_finite = check_finite
 
@@ -93,4 +128,6 @@ class OHEMLoss(ClassLoss):
             negative_ratio=self.negative_ratio,
             mask=mask,
             check_finite=self.check_finite,
+            synchronize=self.synchronize,
+            process_group=self.process_group,
         )

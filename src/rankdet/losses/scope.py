@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from rankdet.losses.collectives import global_mean, raised_by_all, scaled_for_averaging
 from rankdet.losses.labels import (
     check_inputs,
     counted_entries,
@@ -17,9 +19,10 @@ from rankdet.losses.labels import (
     widened,
 )
 
-# (logits (R, K), labels (R,), mask) -> loss of one ranking, and int64 numbers, of which the first
-# two are the number of positives and that of counted scores that are not finite
-RankFunction = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+# (logits (R, K), labels (R,), mask, group) -> loss of one ranking, NaN if a counted score is not
+# finite, and int64 numbers, of which the first is the number of positives. With a group the ranking
+# is that of the entries of all processes.
+RankFunction = Callable[[Tensor, Tensor, Tensor | None, ProcessGroup | None], tuple[Tensor, Tensor]]
 
 
 def rank_scopes(
@@ -30,18 +33,24 @@ def rank_scopes(
     mask: Tensor | None,
     scope: str,
     check_finite: bool | None,
+    group: ProcessGroup | None = None,
 ) -> Tensor:
     """The loss of the batch, or the mean loss of the images that have positives: a scalar.
 
-    float32 for half precision logits, else of their dtype. The arguments are those of `ap_loss`.
+    float32 for half precision logits, else of their dtype. The arguments are those of `ap_loss`;
+    with a group, batch and images are those of all its processes.
     """
-    check_scope(scope, logits)
-    check_inputs(logits, labels, mask)
+    if group is None:
+        _check(scope, logits, labels, mask)
+    else:
+        with raised_by_all(group, logits.device):
+            _check(scope, logits, labels, mask)
     labels = widened(labels, logits.shape[-1])
     if check_finite is None:
         check_finite = reads_values(logits)
 
-    if scope == "batch" or logits.shape[0] == 0:
+    is_one_ranking = scope == "batch"
+    if is_one_ranking or logits.shape[0] == 0:
         images, image_labels = [logits.flatten(0, -2)], [labels.flatten()]
         image_masks = [None if mask is None else mask.flatten(0, -2)]
     else:
@@ -53,20 +62,28 @@ def rank_scopes(
             image.contiguous(),
             image_label.contiguous(),
             None if image_mask is None else image_mask.contiguous(),
+            group if is_one_ranking else None,
         )
         values.append(value)
         numbers.append(image_numbers)
 
-    if check_finite and any(bool(image_numbers[1] > 0) for image_numbers in numbers):
-        raise_if_not_finite(logits, counted_entries(labels, mask, logits.shape[-1]))
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    if len(values) == 1:  # nothing to average: the fewest operations for the usual case
-        return values[0].to(dtype)
-    # The loss of an image without positives is 0.
-    num_ranked = (torch.stack(numbers)[:, 0] > 0).sum()
-    mean = torch.stack(values).sum() / num_ranked.clamp(min=1)
-    mean = with_nan_gradient(mean)  # the NaN of one image reaches the gradients of all
-    return mean.to(dtype)
+    if is_one_ranking or (group is None and len(values) == 1):
+        value = scaled_for_averaging(values[0], group)  # the fewest operations for the usual case
+    else:
+        # The loss of an image without positives is 0.
+        num_ranked = (torch.stack(numbers)[:, 0] > 0).sum()
+        mean = torch.stack(values).sum() / num_ranked.clamp(min=1)
+        mean = global_mean(mean, num_ranked, group)
+        value = with_nan_gradient(mean)  # the NaN of one image reaches the gradients of all
+    if check_finite and bool(value.isnan()):
+        with raised_by_all(group, logits.device):
+            raise_if_not_finite(logits, counted_entries(labels, mask, logits.shape[-1]))
+    return value.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _check(scope: str, logits: Tensor, labels: Tensor, mask: Tensor | None) -> None:
+    check_scope(scope, logits)
+    check_inputs(logits, labels, mask)
 
 
 def with_nan_gradient(value: Tensor) -> Tensor:

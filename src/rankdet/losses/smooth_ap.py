@@ -11,7 +11,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from rankdet.losses.collectives import eager_where_synchronized, own_group, summed_together
 from rankdet.losses.error_driven import check_step, sorted_positives
 from rankdet.losses.labels import BACKGROUND
 from rankdet.losses.module import ClassLoss
@@ -24,6 +26,7 @@ from rankdet.losses.sigmoid import (
 )
 
 
+@eager_where_synchronized
 def smooth_ap_loss(
     logits: Tensor,
     labels: Tensor,
@@ -34,13 +37,15 @@ def smooth_ap_loss(
     scope: str = "batch",
     mask: Tensor | None = None,
     check_finite: bool | None = None,
+    synchronize: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Tensor:
     """1 - AP by sigmoids of width delta, or -log(AP + epsilon): a scalar with its true gradient.
 
     The F of appendix A2, in O(P N) time and bounded memory.
 
     Args:
-        logits, labels, scope, mask, check_finite: as for `ap_loss`.
+        logits, labels, scope, mask, check_finite, synchronize, process_group: as for `ap_loss`.
         delta: the k of the sigmoid 1 / (1 + exp(-x / k)), > 0.
         log_space: whether to take -log(AP + epsilon), which is steep where AP is near 0.
         epsilon: keeps the logarithm finite, > 0.
@@ -58,23 +63,31 @@ def smooth_ap_loss(
     rank = partial(_rank, delta=delta, epsilon=epsilon if log_space else None)
     # Sizes in there depend on the data: the compiler has to call it, not to trace it.
     rank = torch.compiler.disable(rank)
-    return rank_scopes(rank, logits, labels, mask=mask, scope=scope, check_finite=check_finite)
+    group = own_group(synchronize, process_group)
+    return rank_scopes(
+        rank, logits, labels, mask=mask, scope=scope, check_finite=check_finite, group=group
+    )
 
 
 @torch.no_grad()
 def _smooth_ap(
-    logits: Tensor, labels: Tensor, mask: Tensor | None, delta: float
+    logits: Tensor, labels: Tensor, mask: Tensor | None, group: ProcessGroup | None, delta: float
 ) -> tuple[Tensor, ...]:
     """1 - AP and AP (two scalars), and the derivative of the first.
 
-    Returns also the positives (P,) in ascending order with their places, for each the weight of
-    S'(n - p_i) in the derivative by a negative n and the derivative by itself, and how many scores
-    are not finite. With a_i and b_i the numbers of positives and negatives above i, and
-    r_i = a_i + b_i, each positive adds b_i / r_i, with differential (a_i db_i - b_i da_i) / r_i^2.
+    Returns also the positives (P,) in ascending order and for each the weight of S'(n - p_i) in the
+    derivative by a negative n; the places of the own ones in the logits, and the derivative by
+    each; and 0, or NaN if a score is not finite or a label has no meaning. With a_i and b_i the
+    numbers of positives and negatives above i, and r_i = a_i + b_i, each positive adds b_i / r_i,
+    with differential (a_i db_i - b_i da_i) / r_i^2.
     """
-    positives, index, num_wrong = sorted_positives(logits, labels, mask)
+    positives, index, places, num_wrong = sorted_positives(logits, labels, mask, group)
     negatives_above, negatives_slope, _, num_wrong_negatives = sum_sigmoids(
         logits, labels, mask, positives, delta
+    )
+    poison = poison_unless(num_wrong + num_wrong_negatives == 0, labels, logits.shape[1])
+    negatives_above, negatives_slope, poison = summed_together(
+        (negatives_above, negatives_slope, poison), group
     )
     positives_above, positives_slope = sum_sigmoids_of_positives(positives, delta)
     positives_above = positives_above + 0.5  # S(0) = 1/2 for i itself, which counts 1
@@ -89,7 +102,7 @@ def _smooth_ap(
     from_others = write_sigmoid_update(
         torch.ones((), dtype=torch.float64, device=logits.device),
         positives[:, None],
-        torch.full_like(index, BACKGROUND),
+        torch.full_like(positives, BACKGROUND, dtype=torch.int64),
         None,
         positives,
         by_positives,
@@ -109,23 +122,27 @@ def _smooth_ap(
         value,
         precision,
         positives,
-        index,
         by_negatives,
-        derivative,
-        num_wrong + num_wrong_negatives,
+        index,
+        derivative[places],
+        poison,
     )
 
 
 def _rank(
-    logits: Tensor, labels: Tensor, mask: Tensor | None, *, delta: float, epsilon: float | None
+    logits: Tensor,
+    labels: Tensor,
+    mask: Tensor | None,
+    group: ProcessGroup | None,
+    *,
+    delta: float,
+    epsilon: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of one ranking; how many positives it has, and scores that are not finite: (2,)."""
-    value, precision, positives, index, weights, derivative, num_wrong = _smooth_ap(
-        logits, labels, mask, delta
+    """The loss of one ranking, and how many positives it has: (1,)."""
+    value, precision, positives, weights, index, derivative, poison = _smooth_ap(
+        logits, labels, mask, group, delta
     )
-    num_positives = torch.tensor(len(index), device=logits.device)
-    poison = poison_unless(num_wrong == 0, labels, logits.shape[1])
-    if epsilon is not None and len(index) > 0:
+    if epsilon is not None and len(positives) > 0:
         value = -torch.log(precision + epsilon)
         weights, derivative = (part / (precision + epsilon) for part in (weights, derivative))
     value = value + poison
@@ -143,7 +160,7 @@ def _rank(
             derivative + poison,
         )
         value = with_nan_gradient(value)  # without positives there is no weight to be NaN
-    return value, torch.stack([num_positives, num_wrong])
+    return value, torch.tensor([len(positives)], device=logits.device)
 
 
 class SmoothAPLoss(ClassLoss):
@@ -160,8 +177,11 @@ class SmoothAPLoss(ClassLoss):
         epsilon: float = 1e-6,
         scope: str = "batch",
         check_finite: bool | None = None,
+        *,
+        synchronize: bool = False,
+        process_group: ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(synchronize, process_group)
         self.delta = delta
         self.log_space = log_space
         self.epsilon = epsilon
@@ -178,4 +198,6 @@ class SmoothAPLoss(ClassLoss):
             scope=self.scope,
             mask=mask,
             check_finite=self.check_finite,
+            synchronize=self.synchronize,
+            process_group=self.process_group,
         )
