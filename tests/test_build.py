@@ -23,6 +23,7 @@ from rankdet.data.augmentation.transforms import ResizeFixed, ResizeShorter, SSD
 from rankdet.data.loading.held import HeldLoader
 from rankdet.data.loading.loader import Loader
 from rankdet.data.synthetic.dataset import SyntheticDataset
+from rankdet.detectors.retinanet import freeze
 from rankdet.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -261,6 +262,50 @@ def test_frozen_parameters_are_not_the_optimisers(name: str) -> None:
     assert parameter is layer.weight
 
 
+# Several processes
+
+
+def test_losses_are_those_of_all_processes_where_there_are_several() -> None:
+    for name in build.LOSSES:
+        assert not getattr(build.class_loss(LossConfig(name)), "synchronize", False)
+        assert build.class_loss(LossConfig(name), synchronize=True).synchronize
+
+
+def test_losses_that_rank_may_do_so_in_each_process_alone_and_no_others() -> None:
+    local = {
+        name
+        for name in build.LOSSES
+        if not build.class_loss(LossConfig(name), synchronize=True, rank_locally=True).synchronize
+    }
+    assert local == {"ap", "auc", "smooth_ap", "hinge_ap"}
+    settings = {"delta": 0.25}
+    loss = build.class_loss(LossConfig("ap", settings), synchronize=True, rank_locally=True)
+    assert (loss.delta, loss.check_finite) == (0.25, False)
+
+
+@pytest.mark.parametrize("name", ["synchronize", "process_group"])
+def test_whether_there_are_several_processes_is_no_setting(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"loss.settings.{name}: the loss 'ap' has no such"):
+        build.class_loss(LossConfig("ap", {name: True}))
+
+
+def test_only_batch_norms_that_learn_are_synchronised() -> None:
+    detector = build.detector(DetectorConfig(backbone="resnet18", norm="batch"), 2, "sigmoid")
+    freeze(detector, 2)
+    before = {name for name, _ in detector.named_parameters()}
+    changed = build.synchronized_norms(detector)
+    kinds = {
+        isinstance(layer, nn.SyncBatchNorm)
+        for name, layer in changed.named_modules()
+        if "bn" in name and "layer" in name and "layer1" not in name
+    }
+    assert kinds == {True}
+    assert type(changed.backbone.body.bn1) is nn.BatchNorm2d
+    assert type(changed.backbone.body.layer1[0].bn1) is nn.BatchNorm2d
+    assert {name for name, _ in changed.named_parameters()} == before
+    assert not any(map(build.has_statistics, changed.modules()))
+
+
 # The data
 
 
@@ -312,11 +357,14 @@ def test_every_setting_of_the_loading_reaches_the_loader(
         "seed": 5,
         "size": (32, 32) if is_fixed else None,  # the jitter's images differ in their size
         "num_groups": 1 if is_fixed else 2,
+        "rank": 0,
+        "world_size": 1,
         "num_workers": 3,
         "pin_memory": False,
     }
-    build.training_loader(config, IMAGES, device="cuda")
+    build.training_loader(config, IMAGES, device="cuda", rank=1, world_size=2)
     assert calls[1][1]["pin_memory"] is True
+    assert (calls[1][1]["rank"], calls[1][1]["world_size"]) == (1, 2)
 
 
 @pytest.mark.parametrize("is_held", [False, True])
@@ -404,7 +452,7 @@ def test_every_setting_of_the_loading_reaches_the_held_images(
     calls = calls_of(monkeypatch, "make_held_loader")
     image = Calls()
     config = loading({"batch_size": 6, "accumulate": 2}, hold=True, drop_ignored=True)
-    build.training_loader(config, IMAGES, device="cuda:1", on_image=image)
+    build.training_loader(config, IMAGES, device="cuda:1", on_image=image, rank=1, world_size=2)
     ((dataset, transform), keywords) = calls[0]
     assert dataset is IMAGES
     assert transform.size == 32
@@ -415,6 +463,9 @@ def test_every_setting_of_the_loading_reaches_the_held_images(
         "seed": 5,
         "num_groups": 1,
         "drop_ignored": True,
+        "side": 32,
+        "rank": 1,
+        "world_size": 2,
     }
 
 
@@ -479,11 +530,14 @@ def test_every_setting_of_the_evaluation_reaches_its_loaders(
     calls = calls_of(monkeypatch, "make_loader")
     config = EvaluationConfig(batch_size=3, fixed_size=fixed)
     for device in ("cpu", "cuda"):
-        build.evaluation_views(config, IMAGES, device=device, workers=2)
+        build.evaluation_views(config, IMAGES, device=device, workers=2, rank=1, world_size=3)
     expected = {
         "batch_size": 3,
         "shuffle": False,
         "size": None if fixed is None else (64, 64),
+        "rank": 1,
+        "world_size": 3,
+        "is_dealt": True,
         "num_workers": 2,
     }
     assert [keywords for _, keywords in calls] == [

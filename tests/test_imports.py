@@ -62,6 +62,40 @@ else:
     assert loaded_by(code, heavy) == {"typer"}
 
 
+def test_nothing_needs_a_torch_that_was_built_for_several_processes() -> None:
+    code = """
+import sys
+
+class Strip:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.distributed":  # the first of torch's modules to look for these
+            own = sys.modules["torch._C"]
+            for part in dir(own):
+                if part.startswith(("_c10d_", "_rpc_", "_dist_autograd_", "_faulty_agent_")):
+                    delattr(own, part)
+        if name == "torch._C._distributed_c10d":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Strip())
+sys.modules.pop("torch._C._distributed_c10d", None)
+import torch
+assert not torch.distributed.is_available()
+import rankdet.workflows.evaluate, rankdet.workflows.predict, rankdet.workflows.train
+from rankdet.engine.distributed import joined_processes
+with joined_processes("cpu") as processes:
+    assert processes.is_alone
+import os
+from rankdet.errors import ConfigError
+os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+try:
+    with joined_processes("cpu"):
+        raise AssertionError("they have met")
+except ConfigError as error:
+    assert "has no torch.distributed" in str(error), error
+"""
+    assert loaded_by(code, {"torch"}) == {"torch"}
+
+
 def test_the_helper_sees_what_is_loaded() -> None:
     assert loaded_by("import json", {"json", "typer"}) == {"json"}
 

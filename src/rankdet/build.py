@@ -17,6 +17,7 @@ from rankdet.config import (
     LossConfig,
     TrainingConfig,
 )
+from rankdet.config.sections import SMALLEST_SIDE
 from rankdet.data.augmentation.batched import (
     BatchedFlipResize,
     BatchedFlipScaleJitter,
@@ -50,6 +51,8 @@ LOSSES: dict[str, type[losses.ClassLoss]] = {
     "smooth_ap": losses.SmoothAPLoss,
     "hinge_ap": losses.HingeAPLoss,
 }
+_RANKING = {"ap", "auc", "smooth_ap", "hinge_ap"}  # which compare scores with each other
+_NOT_SETTINGS = {"synchronize", "process_group"}  # of a loss: how it is started decides
 
 
 def device(name: str | None) -> torch.device:
@@ -78,10 +81,16 @@ def is_channels_last(config: TrainingConfig, device: torch.device) -> bool:
     return device.type == "cuda" if config.channels_last is None else config.channels_last
 
 
-def class_loss(config: LossConfig) -> losses.ClassLoss:
-    """The class loss with its settings; ConfigError if it does not know or accept one."""
+def class_loss(
+    config: LossConfig, *, synchronize: bool = False, rank_locally: bool = False
+) -> losses.ClassLoss:
+    """The class loss with its settings; ConfigError if it does not know or accept one.
+
+    synchronize: over all processes of a training. rank_locally: all but the ranking.
+    """
     loss_class = LOSSES[config.name]
-    known = inspect.signature(loss_class).parameters
+    parameters = inspect.signature(loss_class).parameters
+    known = {name: value for name, value in parameters.items() if name not in _NOT_SETTINGS}
     for name, value in config.settings.items():
         if name not in known:
             raise ConfigError(
@@ -97,7 +106,14 @@ def class_loss(config: LossConfig) -> losses.ClassLoss:
         loss(torch.zeros(1, loss.num_logits(1)), torch.tensor([losses.BACKGROUND]))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"loss.settings of {config.name!r}: {error}.") from error
-    return loss
+    if not synchronize:
+        return loss
+    # A process that raises here would leave the others waiting, or know the images of its own part
+    # alone. The training itself looks at the numbers of all of them, before the step.
+    settings = {"check_finite": False, **config.settings}
+    if rank_locally and config.name in _RANKING:
+        return loss_class(**settings)
+    return loss_class(**settings, synchronize=True)
 
 
 def detector(config: DetectorConfig, num_classes: int, activation: str) -> RetinaNet:
@@ -134,14 +150,29 @@ def num_frozen_stages(config: DetectorConfig) -> int:
     return 0 if config.weights == "none" else 2
 
 
-def criterion(config: Config, loss: losses.ClassLoss) -> Criterion:
-    """What the training minimises."""
+def synchronized_norms(module: nn.Module) -> nn.Module:
+    """The network whose trainable batch norms see the images of all processes. For CUDA only."""
+    for parent in list(module.modules()):
+        for name, layer in list(parent.named_children()):
+            if has_statistics(layer):
+                setattr(parent, name, nn.SyncBatchNorm.convert_sync_batchnorm(layer))
+    return module
+
+
+def has_statistics(layer: nn.Module) -> bool:
+    """Whether this is a batch norm that learns the statistics of the images."""
+    return isinstance(layer, nn.BatchNorm2d) and layer.weight.requires_grad
+
+
+def criterion(config: Config, loss: losses.ClassLoss, *, synchronize: bool = False) -> Criterion:
+    """What the training minimises; synchronize: over the batch of all processes."""
     settings = config.detector
     return Criterion(
         IoUAssigner(settings.positive_iou, settings.negative_iou),
         loss,
         box_weights=settings.box_weights,
         box_weight=config.loss.box_weight,
+        synchronize=synchronize,
     )
 
 
@@ -212,8 +243,10 @@ def training_loader(
     *,
     device: torch.device | str,
     on_image: Callable[[], None] | None = None,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Loader | HeldLoader:
-    """Shuffled, augmented micro-batches: batch_size / accumulate images each."""
+    """Shuffled, augmented micro-batches: batch_size / accumulate images, over all processes."""
     settings = config.data
     batch_size = config.training.batch_size // config.training.accumulate
     if len(dataset) < batch_size:
@@ -242,6 +275,9 @@ def training_loader(
             seed=config.seed,
             num_groups=num_groups,
             drop_ignored=settings.drop_ignored,
+            side=settings.size if is_fixed else SMALLEST_SIDE,
+            rank=rank,
+            world_size=world_size,
             on_image=on_image,
         )
     transform = _training_transform(settings)
@@ -252,6 +288,8 @@ def training_loader(
         seed=config.seed,
         size=(settings.size, settings.size) if is_fixed else None,
         num_groups=num_groups,
+        rank=rank,
+        world_size=world_size,
         num_workers=settings.workers,
         pin_memory=torch.device(device).type == "cuda",
     )
@@ -273,8 +311,13 @@ def evaluation_views(
     *,
     device: torch.device | str,
     workers: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> list[View]:
-    """The ways in which each image is looked at: one, or one for each scale, and each mirrored."""
+    """The ways in which each image is looked at: one, or one for each scale, and each mirrored.
+
+    Several processes take whole batches in turn: each batch is the same for any number of them.
+    """
     views = []
     for transform, is_flipped in evaluation_transforms(config):
         loader = make_loader(
@@ -283,6 +326,9 @@ def evaluation_views(
             batch_size=config.batch_size,
             shuffle=False,
             size=(config.fixed_size, config.fixed_size) if config.fixed_size else None,
+            rank=rank,
+            world_size=world_size,
+            is_dealt=True,
             num_workers=workers,
             pin_memory=torch.device(device).type == "cuda",
         )

@@ -100,6 +100,7 @@ def test_the_status_is_that_of_the_signal_that_stopped_it(workflow: Workflow, st
         (["--precision", "bfloat16"], "training", "precision", "bfloat16"),
         (["--compile"], "training", "compile", True),
         (["--accumulate", "4"], "training", "accumulate", 4),
+        (["--rank-locally"], "training", "rank_locally", True),
         (["--tensorboard"], "training", "tensorboard", True),
         (["--set", "loss.settings.delta=2"], "loss", "settings", {"delta": 2}),
     ],

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from rankdet.engine import sealed_folder
 from rankdet.engine.checkpoint import (
     best_checkpoint,
     best_value,
+    check_types,
     checkpoints,
     load_checkpoint,
     newest_checkpoint,
@@ -269,7 +273,7 @@ def test_a_checkpoint_without_a_manifest_is_none(folder: Path) -> None:
     first = save(folder, 1)
     second = save(folder, 2)
     (second / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match=r"manifest\.json: .*No such file"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json: .*the file is missing"):
         load_checkpoint(second)
     assert checkpoints(folder) == [first]
     assert newest_checkpoint(folder) == first
@@ -437,3 +441,94 @@ def test_a_best_file_of_another_kind_is_an_error(folder: Path, content: bytes) -
     with pytest.raises(CheckpointError, match=r"best\.json: .* Remove this file"):
         best_checkpoint(folder)
     assert best_value(folder) is None
+
+
+# Checkpoints of somebody who wants harm: the manifest fits
+
+
+def reseal(path: Path) -> None:
+    """Make the manifest fit what the files are now."""
+    names = ("weights.safetensors", "training.safetensors", "state.json")
+    files = {name: (path / name).read_bytes() for name in names}
+    (path / "manifest.json").write_bytes(sealed_folder._manifest_bytes(files))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[" * 100_000, "not the state of a training"),
+        (b"[]", "not the state of a training"),
+        (b"\xff", "not the state of a training"),
+        (b'{"step": 1}', "not the state of a training"),
+        (b'{"step": 1, "state": {"seconds": NaN}}', "not the state of a training"),
+        (b'{"step": -Infinity, "state": {}}', "not the state of a training"),
+        (b'{"step": "1", "state": {}}', r"step = '1': expected a number"),
+        (b'{"step": true, "state": {}}', r"step = True: expected a number"),
+        (b'{"step": -1, "state": {}}', r"step = -1: expected a number"),
+        (b'{"step": 1, "state": []}', "expected a number, and a state"),
+        (b'{"step": 2, "state": {}}', "that of another step"),
+    ],
+)
+def test_a_state_of_another_kind_is_refused(folder: Path, content: bytes, reason: str) -> None:
+    path = save(folder, 1)
+    (path / "state.json").write_bytes(content)
+    reseal(path)
+    with pytest.raises(
+        CheckpointError, match=rf"state\.json: the checkpoint is damaged: .*{reason}"
+    ):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "training.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"\x80\x02cos\nsystem\n.", b"\xff" * 8 + b"{}"])
+def test_what_is_no_file_of_tensors_is_refused(folder: Path, file: str, content: bytes) -> None:
+    path = save(folder, 1)
+    (path / file).write_bytes(content)
+    reseal(path)
+    with pytest.raises(CheckpointError, match=f"{file}: .*not a file of tensors: .*header"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "training.safetensors"])
+@pytest.mark.parametrize("number", [math.nan, -math.inf])
+def test_numbers_that_are_not_finite_are_not_loaded(folder: Path, file: str, number: float) -> None:
+    path = save(folder, 1)
+    tensors = {"head.bias": torch.tensor([1.0, number]), "count": torch.tensor(3)}
+    (path / file).write_bytes(safetensors.torch.save(tensors))
+    reseal(path)
+    with pytest.raises(CheckpointError, match=rf"{file}: .*'head\.bias' .* not finite"):
+        load_checkpoint(path)
+
+
+def test_weights_of_another_type_are_refused(folder: Path) -> None:
+    read = load_checkpoint(save(folder, 1))
+    check_types(read, {"weight": torch.zeros(3, 2), "other": torch.zeros(1)})
+    check_types(read, {})  # names are for `load_state_dict`
+    with pytest.raises(CheckpointError, match=r"'weight' is of torch\.float32 instead of .*64"):
+        check_types(read, {"weight": torch.zeros(3, 2, dtype=torch.float64)})
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"checkpoint": "step-00000001", "value": NaN}']
+)
+def test_a_best_of_another_kind_is_an_error(folder: Path, content: bytes) -> None:
+    save(folder, 1)
+    (folder / "best.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"best\.json: it is not as it was written"):
+        best_checkpoint(folder)
+
+
+def test_a_best_outside_of_the_folder_is_an_error(folder: Path) -> None:
+    path = save(folder, 1)
+    path.rename(folder.parent / path.name)
+    content = {"checkpoint": f"../{path.name}", "value": 1.0}
+    (folder / "best.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint '\.\./step-00000001'"):
+        best_checkpoint(folder)
+
+
+def test_a_pipe_in_place_of_the_best_does_not_hang(folder: Path) -> None:
+    save(folder, 1)
+    os.mkfifo(folder / "best.json")
+    with pytest.raises(CheckpointError, match=r"best\.json: this is not a plain file\. Remove"):
+        best_checkpoint(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,77 @@ def test_a_missing_or_foreign_tensor_is_refused() -> None:
     assert "has numbers for 9.bias" in refusal(module, sgd(module), more, settings)
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda settings: settings.clear(),
+        lambda settings: settings.update(groups="x"),
+        lambda settings: settings.update(groups=["x"]),
+        lambda settings: settings.update(groups=[{"lr": 1.0}]),
+        lambda settings: settings.update(values=[]),
+        lambda settings: settings.update(tensors=None),
+        lambda settings: settings.pop("type"),
+    ],
+)
+def test_settings_that_nobody_has_written_are_refused(
+    spoil: Callable[[dict[str, Any]], Any],
+) -> None:
+    module = network()
+    tensors, settings = stored()
+    settings = through_json(settings)
+    spoil(settings)
+    assert "not as they were written" in refusal(module, sgd(module), tensors, settings)
+    assert "not as they were written" in refusal(module, sgd(module), tensors, "x")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("momentum", "0.9", r"momentum = '0\.9': expected something like 0\.9"),
+        ("momentum", [0.9], "expected something like"),
+        ("nesterov", 1, "nesterov = 1: expected something like False"),
+        ("params", [], "unknown here: 'params'"),
+        ("hook", "x", "unknown here: 'hook'"),
+    ],
+)
+def test_options_of_another_kind_are_refused(option: str, value: object, reason: str) -> None:
+    module = network()
+    tensors, settings = stored()
+    settings = through_json(settings)
+    settings["groups"][0][option] = value
+    assert re.search(reason, refusal(module, sgd(module), tensors, settings))
+
+
+def test_options_may_be_lists_of_tuples_and_whole_numbers_and_missing() -> None:
+    module = network()
+    tensors, settings = stored(adamw)
+    settings = through_json(settings)
+    (group,) = settings["groups"]
+    group["lr"] = 1
+    del group["eps"]  # of a torch that did not have it yet
+    optimizer = adamw(module)
+    restore_optimizer(optimizer, tensors, settings, module.named_parameters())
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.95)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["eps"]) == (1, 1e-8)
+    group["betas"] = [0.8]
+    assert "betas = [0.8]" in refusal(module, adamw(module), tensors, settings)
+
+
+def test_only_counts_are_single_numbers() -> None:
+    module = network()
+    tensors, settings = stored()
+    tensors["optimizer.0.weight.momentum_buffer"] = torch.tensor(1.0)
+    text = refusal(module, sgd(module), tensors, settings)
+    assert "0.weight.momentum_buffer is (), here (" in text
+
+
+def test_what_is_remembered_beside_tensors_must_be_numbers() -> None:
+    module = network()
+    tensors, settings = stored()
+    settings["values"] = {"optimizer.0.weight.count": "many"}
+    assert "0.weight.count = 'many'" in refusal(module, sgd(module), tensors, settings)
+
+
 def test_names_must_cover_the_optimiser() -> None:
     module = network()
     with pytest.raises(ValueError, match="names of all parameters"):
@@ -269,6 +341,17 @@ def test_random_numbers_survive_a_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_without_random_numbers_cannot_be_continued() -> None:
     with pytest.raises(CheckpointError, match=r"no random\.cpu"):
         restore_random_state({})
+
+
+@pytest.mark.parametrize(
+    "state",
+    [torch.zeros(10, dtype=torch.uint8), torch.zeros(5056), torch.zeros((), dtype=torch.uint8)],
+)
+def test_random_numbers_of_another_kind_are_refused(state: Tensor) -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(CheckpointError, match=r"random\.cpu cannot be used: .*RNG state.* Use"):
+        restore_random_state({"random.cpu": state})
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_state_of_a_gpu_is_ignored_without_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,19 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(CheckpointError, match=r"folder: cannot be read: Is a directory\."):
         read_metrics(tmp_path / "folder")
+
+
+def test_a_pipe_in_place_of_the_file_does_not_hang(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    os.mkfifo(path)
+    with MetricsFile(path) as metrics:
+        for use in (lambda: metrics.append({"step": 1}), lambda: metrics.truncate_after(1)):
+            with pytest.raises(
+                CheckpointError, match=r"metrics\.jsonl: this is not a plain file\."
+            ):
+                use()
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl: this is not a plain file\."):
+        read_metrics(path)
 
 
 values = st.recursive(

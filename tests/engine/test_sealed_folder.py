@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import random
 import shutil
@@ -406,3 +407,120 @@ def test_others_may_read_a_checkpoint_as_they_may_read_any_file(folder: Path) ->
     plain.mkdir()
     path = save(folder, 1)
     assert path.stat().st_mode == plain.stat().st_mode
+
+
+# What is not a plain file, or not in the folder
+
+
+def replaced_by(path: Path, kind: str) -> None:
+    """Put something else in place of a file."""
+    content = path.read_bytes()
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        outside = path.parent.parent.parent / "outside"
+        outside.write_bytes(content)
+        path.symlink_to(outside)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "link"])
+@pytest.mark.parametrize("file", ["weights.safetensors", "manifest.json"])
+def test_only_plain_files_are_read(folder: Path, kind: str, file: str) -> None:
+    first, second = save(folder, 1), save(folder, 2)
+    replaced_by(second / file, kind)
+    with pytest.raises(CheckpointError, match=f"{file}: .* instead of a plain file"):
+        load_checkpoint(second)
+    assert not sealed_folder.is_plausible(second)
+    assert newest_checkpoint(folder) == first
+
+
+def test_a_pipe_that_claims_no_bytes_does_not_hang(folder: Path) -> None:
+    folder.mkdir()
+    path = folder / "step-00000001"
+    sealed_folder.write_folder(path, {"a": b""})
+    replaced_by(path / "a", "pipe")
+    with pytest.raises(CheckpointError, match="instead of a plain file"):
+        sealed_folder.read_file(path, "a")
+
+
+def test_a_file_larger_than_any_checkpoint_is_not_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "step-00000001"
+    sealed_folder.write_folder(path, {"a": b"12345678"})
+    with (path / "a").open("r+b") as stream:
+        stream.truncate(2**40)  # no disk has to have so many: most are not there
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["a"]["size"] = 2**40
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="has 1,099,511,627,776 bytes, and at most 8,589,"):
+        sealed_folder.read_file(path, "a")
+    # What could not be read again is not written either.
+    monkeypatch.setattr(sealed_folder, "_LARGEST_FILE", 7)
+    with pytest.raises(ValueError, match="at most 7 bytes, got 8"):
+        sealed_folder.write_folder(folder / "step-00000002", {"a": b"12345678"})
+
+
+def test_a_manifest_is_not_read_beyond_its_limit(folder: Path) -> None:
+    path = save(folder, 1)
+    with (path / "manifest.json").open("ab") as stream:
+        stream.write(b" " * 1_000_000)
+    with pytest.raises(CheckpointError, match="and at most 1,000,000 are read"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("../run.json", {}),
+        ("/etc/passwd", {}),
+        ("a\\b", {}),
+        ("a\0b", {}),
+        ("..", {}),
+        ("", {}),
+        ("a", {"size": -1}),
+        ("a", {"size": True}),
+        ("a", {"size": "8"}),
+        ("a", {"size": 8.0}),
+        ("a", {"sha256": None}),
+        ("a", {"sha256": ""}),
+        ("a", {"sha256": "g" * 64}),
+    ],
+)
+def test_a_manifest_names_files_of_its_folder_with_size_and_hash(
+    folder: Path, name: str, entry: dict[str, object]
+) -> None:
+    path = save(folder, 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"][name] = {"size": 8, "sha256": "0" * 64, **entry}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        CheckpointError, match=r"manifest\.json: .*without its size and hash, or one"
+    ):
+        load_checkpoint(path)
+    assert not sealed_folder.is_plausible(path)
+
+
+def test_a_disk_that_fills_up_meanwhile_is_named_with_its_free_space(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, content: bytes) -> None:
+        raise OSError(number, os.strerror(number))
+
+    save(folder, 1)
+    usage = shutil.disk_usage(folder)._replace(free=1_500_000)
+    monkeypatch.setattr(sealed_folder, "_write_file", fail)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    number = errno.ENOSPC
+    with pytest.raises(
+        CheckpointError, match=r"No space left on device\. .* stay .* 1\.5 MB are free: make room"
+    ):
+        save(folder, 2)
+    number = errno.EIO
+    with pytest.raises(CheckpointError, match=r"Input/output error\. .* stay as they are\.$"):
+        save(folder, 2)

@@ -181,3 +181,53 @@ def test_a_terminal_that_is_gone_does_not_keep_from_saving(
     with StopRequest() as stop:
         signal.raise_signal(signal.SIGTERM)
     assert stop
+
+
+# Several processes
+
+
+def test_a_stop_is_what_all_agree_on() -> None:
+    asked: list[int | None] = []
+    answers = iter([None, 15, 15])
+
+    def agree(own: int | None) -> int | None:
+        asked.append(own)
+        return next(answers)
+
+    stop = StopRequest(agree)
+    assert not stop.agreed()
+    assert stop.agreed()  # the signal has come to another process
+    assert (stop.signal, stop.exit_code) == (15, 143)
+    assert stop.agreed()
+    assert asked == [None, None, 15]
+
+
+def test_a_signal_that_comes_while_the_others_are_asked_is_kept_for_the_next_time() -> None:
+    answers = iter([None, 2])
+
+    def agree(own: int | None) -> int | None:
+        signal.raise_signal(signal.SIGINT) if own is None else None
+        return next(answers)
+
+    with StopRequest(agree) as stop:
+        assert not stop.agreed()
+        assert stop.signal == signal.SIGINT
+        assert stop.agreed()
+
+
+def test_the_first_signal_of_a_process_does_not_end_it_though_another_had_one() -> None:
+    """torchrun passes a signal on to all: it may come after the others have agreed to stop."""
+    with StopRequest(lambda own: 15) as stop:
+        assert stop.agreed()
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.exit_code == 143
+
+
+def test_a_silent_one_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    for is_silent in (True, False):
+        with StopRequest(is_silent=is_silent):
+            signal.raise_signal(signal.SIGTERM)
+        assert capfd.readouterr().err == ("" if is_silent else SAID)
+
+
+SAID = "\nSIGTERM: finishing this step, saving; once more to stop at once.\n"

@@ -330,8 +330,8 @@ def raise_or_not(texts: list[str]) -> Answer:
 
 def find_group(synchronize: bool, ranks: list[int] | None) -> Answer:
     group = collectives.own_group(synchronize, the_group(ranks))
-    is_world = group is dist.group.WORLD
-    return {"number": collectives.num_processes(group), "is_world": is_world}
+    number = 1 if group is None else group.size()
+    return {"number": number, "is_world": group is dist.group.WORLD}
 
 
 def train(

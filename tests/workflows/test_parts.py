@@ -193,9 +193,9 @@ def test_all_parts_are_on_the_device(monkeypatch: pytest.MonkeyPatch, tiny_confi
     asked: list[Any] = []
     original = build.training_loader
 
-    def loading(*arguments: Any, device: torch.device, on_image: Any) -> Any:
+    def loading(*arguments: Any, device: torch.device, **keywords: Any) -> Any:
         asked.append(device)
-        return original(*arguments, device="cpu", on_image=on_image)
+        return original(*arguments, device="cpu", **keywords)
 
     monkeypatch.setattr(build, "training_loader", loading)
     # A device without numbers, which every machine has; this loss has a tensor of its own.

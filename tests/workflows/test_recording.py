@@ -16,6 +16,7 @@ from rankdet.config import Config, LossConfig
 from rankdet.data.synthetic.scenes import CLASSES
 from rankdet.engine.checkpoint import checkpoints, load_checkpoint
 from rankdet.engine.detect import Detected
+from rankdet.engine.distributed import ALONE
 from rankdet.engine.optimizer_state import criterion_state, random_state
 from rankdet.engine.records import read_metrics
 from rankdet.engine.stopping import StopRequest
@@ -246,6 +247,35 @@ def test_the_best_is_the_first_with_the_highest_ap(
     assert len(display.notes) == 4
 
 
+@pytest.mark.parametrize("moment", ["write_results", "set_best"])
+def test_an_evaluation_that_was_killed_before_its_end_is_made_again(
+    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*arguments: Any) -> None:
+        raise Killed
+
+    position = Position(1, 0, 4)
+    set_metrics(monkeypatch, {"AP": 10.0}, {"AP": 10.0})
+    place = recording if moment == "write_results" else recording.checkpoints
+    with monkeypatch.context() as patch:
+        patch.setattr(place, moment, die)
+        recorder, _ = recorder_of(tmp_path, tiny_config)
+        with recorder:
+            recorder.save(position)
+            with pytest.raises(Killed):
+                recorder.evaluate(position)
+    recorder, _ = recorder_of(tmp_path, tiny_config)
+    with recorder:
+        assert not recorder.is_evaluated(position)
+        recorder.evaluate(position)
+        assert recorder.is_evaluated(position)
+    best = json.loads((tmp_path / "checkpoints" / "best.json").read_text())
+    assert best["checkpoint"] == results(tmp_path)["checkpoint"]["name"] == "step-00000004"
+
+
 def test_an_ap_that_is_not_available_is_never_the_best(
     tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,6 +379,6 @@ def test_the_detector_is_evaluated_on_the_validation_split_as_it_is_trained(
     assert detector is parts.detector
     assert dataset is parts.validation
     assert config is parts.config
-    assert keywords == {"activation": "softmax", "device": parts.device}
+    assert keywords == {"activation": "softmax", "device": parts.device, "processes": ALONE}
     assert told == [("expect", 3), ("done", 3)]
     assert not display.is_paused

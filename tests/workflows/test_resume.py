@@ -16,7 +16,13 @@ from rankdet.engine.optimizer_state import criterion_state, optimizer_state, ran
 from rankdet.engine.train import Position
 from rankdet.errors import CheckpointError
 from rankdet.workflows.parts import Parts, prepare
-from rankdet.workflows.resume import check_same_data, check_same_settings, restore
+from rankdet.workflows.resume import (
+    check_same_data,
+    check_same_settings,
+    note_on_processes,
+    restore,
+    seconds_before,
+)
 from rankdet.workflows.run import RunRecord
 
 FREE = {
@@ -64,6 +70,7 @@ def test_what_does_not_decide_what_is_learnt_may_change(key: str) -> None:
         ("loss.box_weight", 2.0),
         ("training.batch_size", 8),
         ("training.accumulate", 2),
+        ("training.rank_locally", True),
         ("training.milestones", [1.0]),
         ("training.warmup_steps", 7),
         ("training.clip_norm", 7.0),
@@ -154,3 +161,68 @@ def test_weights_of_another_detector_cannot_be_forced(tiny_config: Config) -> No
     saved = checkpoint_of(prepare(replace(tiny_config, loss=LossConfig("ohem")), "cpu"))
     with pytest.raises(CheckpointError, match=r"^step: the weights do not fit"):
         restore(prepare(tiny_config, "cpu"), saved)
+
+
+@pytest.mark.parametrize(
+    ("position", "reason"),
+    [
+        (None, "position = None: expected three numbers"),
+        ("5", "position = '5': expected three numbers"),
+        ({"epoch": 2, "batch": 3}, "expected three numbers"),
+        ({"epoch": 2, "batch": 3, "step": 5, "x": 1}, "expected three numbers"),
+        ({"epoch": "2", "batch": 3, "step": 5}, "expected three numbers"),
+        ({"epoch": True, "batch": 3, "step": 5}, "expected three numbers"),
+        ({"epoch": -1, "batch": 3, "step": 5}, "expected three numbers"),
+        ({"epoch": 2, "batch": 3, "step": 6}, "it is of step 5 and of 6"),
+        ({"epoch": 2, "batch": 4, "step": 5}, "at batch 4 of an epoch, and there are 4 in one now"),
+    ],
+)
+def test_a_position_that_cannot_be_is_refused_before_anything_changes(
+    tiny_config: Config, position: object, reason: str
+) -> None:
+    parts = prepare(tiny_config, "cpu")
+    saved = checkpoint_of(parts)
+    saved.state["position"] = position
+    one_step(parts)
+    before = parts.detector.state_dict()["head.classification_head.cls_logits.bias"].clone()
+    with pytest.raises(CheckpointError, match=reason):
+        restore(parts, saved)
+    after = parts.detector.state_dict()["head.classification_head.cls_logits.bias"]
+    assert torch.equal(before, after)
+
+
+def test_a_checkpoint_without_settings_of_the_optimiser_is_refused(tiny_config: Config) -> None:
+    parts = prepare(tiny_config, "cpu")
+    saved = checkpoint_of(parts)
+    del saved.state["optimizer"]
+    with pytest.raises(CheckpointError, match="its optimiser has no settings"):
+        restore(parts, saved)
+
+
+def test_weights_of_another_type_are_refused(tiny_config: Config) -> None:
+    parts = prepare(tiny_config, "cpu")
+    saved = checkpoint_of(parts)
+    name = min(saved.weights)
+    saved.weights[name] = saved.weights[name].double()
+    with pytest.raises(CheckpointError, match=r"is of torch\.float64 instead of torch\.float32"):
+        restore(parts, saved)
+
+
+def test_the_seconds_of_before_are_a_number() -> None:
+    saved = Checkpoint(Path("step"), 5, {}, {}, {"seconds": 7})
+    assert seconds_before(saved) == 7.0
+    assert seconds_before(None) == 0.0
+    for wrong in (None, "7", True, -1.0, [7], 10**400, float("inf")):
+        saved.state["seconds"] = wrong
+        with pytest.raises(CheckpointError, match=r"step/state\.json: .*seconds = .*expected a nu"):
+            seconds_before(saved)
+
+
+def test_the_number_of_processes_of_before_is_a_number() -> None:
+    saved = Checkpoint(Path("step"), 5, {}, {}, {"world_size": 2})
+    assert note_on_processes(saved, 2) == ""
+    assert "by 2 processes so far, and goes on with 1 process." in note_on_processes(saved, 1)
+    for wrong in (None, "2", True, 0, [2]):
+        saved.state["world_size"] = wrong
+        with pytest.raises(CheckpointError, match=r"step/state\.json: .*world_size = .*expected"):
+            note_on_processes(saved, 2)

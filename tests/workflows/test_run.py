@@ -144,3 +144,11 @@ def test_weights_that_do_not_fit_the_record_are_told(
     checkpoint.weights.popitem()
     with pytest.raises(CheckpointError, match="the weights do not fit"):
         trained_detector(record, checkpoint, CPU)
+
+
+def test_weights_of_another_type_are_told(tiny_run: Path) -> None:
+    record, checkpoint = read_run(tiny_run), read_checkpoint(tiny_run)
+    name = min(checkpoint.weights)
+    checkpoint.weights[name] = checkpoint.weights[name].double()
+    with pytest.raises(CheckpointError, match=r"is of torch\.float64 instead of torch\.float32"):
+        trained_detector(record, checkpoint, CPU)

@@ -511,13 +511,59 @@ def test_going_on_keeps_when_and_from_which_weights_the_run_was_started(tmp_path
     assert after.config.training.max_steps == 2
 
 
-def test_several_processes_are_refused_until_they_can_train_together(
+def test_variables_of_torchrun_that_make_no_sense_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE = 2.*not built yet"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE = 2, and RANK is not set"):
         run(tmp_path / "run", tiny())
     assert not (tmp_path / "run").exists()
+
+
+def test_one_process_never_talks_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **keywords: object) -> None:
+        pytest.fail("torch.distributed was called")
+
+    for name in ("init_process_group", "new_group", "all_reduce", "broadcast", "gather"):
+        monkeypatch.setattr(torch.distributed, name, refuse)
+    monkeypatch.setenv("WORLD_SIZE", "1")  # as notebooks may have it
+    assert run(tmp_path / "run", tiny(epochs=1, batch_size=4)) == 0
+    assert go_on(tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_start_that_was_killed_between_its_two_files_does_not_block_the_folder(
+    is_whole: bool, tmp_path: Path
+) -> None:
+    from rankdet.config import dump
+
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "config.yaml").write_text(dump(tiny()))
+    if not is_whole:
+        (out / ".run.json.k3x9_a2q").write_text('{"rankdet_run"')
+    assert run(out, tiny(epochs=1, batch_size=4, max_steps=1)) == 0
+    assert read_run(out).config.training.max_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", "training:\n  epochs: 3\n"),  # written by a person
+        ("config.yaml", "not: [yaml"),
+        ("config.yaml.old", ""),
+        (".run.json", ""),
+    ],
+)
+def test_a_folder_with_a_file_of_the_users_stays_blocked(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / name).write_text(text)
+    with pytest.raises(CheckpointError, match="not an empty folder"):
+        run(out, tiny())
+    assert (out / name).read_text() == text
 
 
 @pytest.mark.parametrize(("workers", "wanted"), [(1, ["workers", "data"]), (0, ["data"])])

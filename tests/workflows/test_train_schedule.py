@@ -14,6 +14,7 @@ import torch
 
 from rankdet.config import Config, LossConfig, TrainingConfig
 from rankdet.engine.checkpoint import checkpoints, load_checkpoint, newest_checkpoint
+from rankdet.engine.distributed import Processes
 from rankdet.engine.records import read_metrics
 from rankdet.engine.train import Position, Report
 from rankdet.errors import CheckpointError, LoaderError
@@ -212,11 +213,12 @@ def test_the_settings_are_made_from_those_of_the_run_and_the_device_is_handed_on
     for folder, is_resumed in ((tmp_path / "new", False), (out, True)):
         with pytest.raises(LoaderError):
             train(folder, make_config=make_config, device="cuda:7", is_resumed=is_resumed)
+    here = Processes(device_name="cuda:7")
     assert asked == [
         None,
-        ("cuda:7", {"has_checkpoint": False}),
+        ("cuda:7", {"has_checkpoint": False, "processes": here}),
         with_training(tiny_config, max_steps=1),
-        ("cuda:7", {"has_checkpoint": True}),
+        ("cuda:7", {"has_checkpoint": True, "processes": here}),
     ]
 
 
@@ -272,7 +274,7 @@ def test_a_signal_may_end_the_workers_first(
 ) -> None:
     if is_stopped:  # in a moment when the loop does not look
         monkeypatch.setattr(workflow, "_next", _fail_with_signal)
-        monkeypatch.setattr(workflow, "StopRequest", lambda: STOP)
+        monkeypatch.setattr(workflow, "StopRequest", lambda *_, **__: STOP)
         STOP.signal = None
         assert run(tmp_path / "run", tiny_config) == 143
     else:
@@ -330,7 +332,10 @@ def test_the_ap_of_a_batch_is_that_of_the_activation(
 ) -> None:
     seen: list[str] = []
 
-    def average_precision(logits: object, labels: object, activation: str) -> torch.Tensor:
+    def average_precision(
+        logits: object, labels: object, activation: str, synchronize: bool
+    ) -> torch.Tensor:
+        assert not synchronize
         seen.append(activation)
         return torch.tensor(0.5)
 

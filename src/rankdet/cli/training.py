@@ -131,6 +131,14 @@ def train(
             "then rank within each part only.",
         ),
     ] = None,
+    rank_locally: Annotated[
+        bool,
+        typer.Option(
+            "--rank-locally",
+            help="With several processes (torchrun), ranking losses rank the images of each alone, "
+            "as the paper's code does. Default: those of all.",
+        ),
+    ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write TensorBoard's files.")
     ] = False,
@@ -151,6 +159,9 @@ def train(
     Ctrl-C, SIGTERM or a closed terminal saves and stops, with the status 130, 143 or 129; --resume
     goes on from there. Else the status is 0, 1 for an error, 2 for a wrong option.
 
+    For several GPUs or machines, start it with torchrun: --batch-size is that of all processes
+    together, and the loss is exactly that of one process with the same batch.
+
     Examples:
 
     rankdet train photos --weights imagenet --out runs/photos
@@ -160,6 +171,8 @@ def train(
     rankdet train synthetic --recipe small --set loss.settings.delta=0.5
 
     rankdet train --resume --out runs/photos
+
+    torchrun --nproc-per-node 2 -m rankdet train photos --out runs/photos
     """
     check_device(device)
     if resume and recipe is not None:
@@ -186,6 +199,7 @@ def train(
             "precision": None if precision is None else precision.value,
             "compile": compile or None,
             "accumulate": accumulate,
+            "rank_locally": rank_locally or None,
             "tensorboard": tensorboard or None,
         },
         "seed": seed,

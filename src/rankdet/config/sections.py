@@ -118,6 +118,8 @@ class TrainingConfig:
     """How long, with which steps, and what is kept of it.
 
     batch_size: images of one optimiser step (over all processes), in `accumulate` micro-batches.
+    rank_locally: with several processes, ranking losses rank the images of each alone, as the
+    paper's code does; else those of all of them.
     learning_rate: for reference_batch_size images; scaled linearly to batch_size. schedule:
     "steps" (times decay at each of the milestones, in epochs) or "one_cycle". max_steps: end
     earlier. precision: "float32" or "bfloat16"; None: bfloat16 on CUDA. save_every: steps between
@@ -128,6 +130,7 @@ class TrainingConfig:
     max_steps: int | None = setting(None, least=1)
     batch_size: int = setting(16, least=1, most=65_536)
     accumulate: int = setting(1, least=1)
+    rank_locally: bool = setting(False)
     optimizer: str = setting("sgd", choices=("sgd", "adamw"))
     learning_rate: float = setting(0.001, above=0)
     reference_batch_size: int = setting(16, least=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,7 +97,8 @@ def _read_torch(path: Path) -> object:
         _check_archive(path)
     try:
         # torchvision's training scripts keep their arguments in the checkpoint: a bag of values.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old or unusual files: they load, or we say why
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         if refused := re.search(r"GLOBAL (\S+)", str(error)):

@@ -92,14 +92,25 @@ def load_checkpoint(path: Path, *, with_training: bool = True) -> Checkpoint:
 
     with_training: False leaves out the optimiser's tensors, which only a training needs.
     """
-    content = json.loads(read_file(path, STATE))
+    step, state = _step_and_state(path)
     return Checkpoint(
         path=path,
-        step=content["step"],
+        step=step,
         weights=_tensors(path, WEIGHTS),
         training=_tensors(path, TRAINING) if with_training else {},
-        state=content["state"],
+        state=state,
     )
+
+
+def check_types(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
+    """CheckpointError unless the weights have the types of a module's state dict.
+
+    `load_state_dict` looks at names and shapes, and converts what is of another type.
+    """
+    for name, tensor in checkpoint.weights.items():
+        if name in state and tensor.dtype != state[name].dtype:
+            how = f"{shorten(name)} is of {tensor.dtype} instead of {state[name].dtype}"
+            raise _damaged(checkpoint.path / WEIGHTS, how)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -165,8 +176,10 @@ def _read_best(folder: Path) -> _Best | CheckpointError | None:
     """What `set_best` said last; None if it never did; an error, not raised, if that is no use."""
     file = folder / BEST
     hint = "Remove this file to use the newest checkpoint."
+    if file.exists() and not file.is_file():
+        return CheckpointError(f"{file}: this is not a plain file. {hint}")
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes(), parse_constant=_refuse_constant)
         name, value = str(content["checkpoint"]), float(content["value"])
     except FileNotFoundError:
         return None
@@ -206,4 +219,38 @@ def _tensor_bytes(tensors: Mapping[str, Tensor], path: Path) -> bytes:
 
 
 def _tensors(path: Path, name: str) -> dict[str, Tensor]:
-    return safetensors.torch.load(read_file(path, name))
+    """The tensors of a file. Its hash says that it is as it was written, not who has written it."""
+    content = read_file(path, name)
+    try:
+        tensors = safetensors.torch.load(content)
+    except Exception as error:  # the reader raises nearly anything over a wrong header
+        reason = shorten(str(error) or type(error).__name__)
+        raise _damaged(path / name, f"it is not a file of tensors: {reason}") from error
+    for key, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise _damaged(path / name, f"{shorten(key)} has a number that is not finite")
+    return tensors
+
+
+def _step_and_state(path: Path) -> tuple[int, dict[str, Any]]:
+    file = path / STATE
+    content = read_file(path, STATE)
+    try:
+        parsed = json.loads(content, parse_constant=_refuse_constant)
+        step, state = parsed["step"], parsed["state"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _damaged(file, "it is not the state of a training") from error
+    if type(step) is not int or step < 0 or not isinstance(state, dict):
+        raise _damaged(file, f"step = {shorten(step)}: expected a number, and a state beside it")
+    named = _NAME.fullmatch(path.name)
+    if named and int(named[1]) != step:
+        raise _damaged(file, f"step = {step}: the folder is that of another step")
+    return step, state
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")  # though Python would take it
+
+
+def _damaged(file: Path, how: str) -> CheckpointError:
+    return CheckpointError(f"{file}: the checkpoint is damaged: {how}. Use another one.")

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from rankdet.engine.distributed import ALONE, Processes
 from rankdet.errors import TrainingError, listed
 from rankdet.structures import Detections, Predictions, Target
 
@@ -54,7 +56,8 @@ class _Postprocess(Protocol):
 class View:
     """All images in one size, in the order of the data set; is_flipped: left and right exchanged.
 
-    loader: gives the batches with `epoch(0)`, not shuffled.
+    loader: gives the batches with `epoch(0)`, not shuffled. Several processes take them in turn;
+    the last ones may be empty.
     """
 
     loader: _Loader
@@ -97,6 +100,7 @@ def detect(
     on_batch: Callable[[int], None] | None = None,
     on_outputs: Callable[[list[Predictions], AnyBatch], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    processes: Processes = ALONE,
 ) -> Detected | None:
     """The detections of all images of the views; None if `should_stop` said so between batches.
 
@@ -105,6 +109,9 @@ def detect(
     width) of an image of the data set. on_batch is told how many images were done; on_outputs gets
     what the detector said about each batch of the first view. The detector comes back in the mode
     that it had.
+
+    With several processes, each looks at its own batches. Process 0 gets all detections, the others
+    an empty list; what one raises, all raise, and `should_stop` must say the same to all.
     """
     if not views:
         raise ValueError("expected at least one view, got none")
@@ -114,27 +121,36 @@ def detect(
     run = _Network(detector, torch.device(device), channels_last)
     # Not inference_mode: anchors that a detector keeps for later could then not be trained with.
     with _evaluation_mode(detector), torch.no_grad():
-        for batches in zip(*(view.loader.epoch(0) for view in views), strict=True):
+        rounds = zip(*(view.loader.epoch(0) for view in views), strict=True)
+        while True:
+            with processes.together():
+                batches = next(rounds, None)
+            if batches is None:  # for all processes at the same time
+                break
             if should_stop is not None and should_stop():
                 return None
             now = time.perf_counter()
             start = now if start is None else start
-            indices = _common_indices(batches)
-            sizes = [original_size(index) for index in indices]
-            stages = run(batches[0])
-            results = _results(run, postprocess, views, batches, sizes, stages)
-            for index, detections in zip(indices, results, strict=True):
-                assert index not in found, f"image {index} came twice"
-                found[index] = detections.to("cpu")  # waits for the device
-            done = time.perf_counter()
-            network_seconds += done - now
-            if on_outputs is not None:
-                on_outputs(stages, batches[0])
-                run.wait()
-                aside += time.perf_counter() - done
-            del stages  # or it would lie in memory beside those of the next batch
+            with processes.together():
+                indices = _common_indices(batches)
+                sizes = [original_size(index) for index in indices]
+                if not indices:  # the other processes have the last batches
+                    continue
+                stages = run(batches[0])
+                results = _results(run, postprocess, views, batches, sizes, stages)
+                for index, detections in zip(indices, results, strict=True):
+                    assert index not in found, f"image {index} came twice"
+                    found[index] = detections.to("cpu")  # waits for the device
+                done = time.perf_counter()
+                network_seconds += done - now
+                if on_outputs is not None:
+                    on_outputs(stages, batches[0])
+                    run.wait()
+                    aside += time.perf_counter() - done
+                del stages  # or it would lie in memory beside those of the next batch
             if on_batch is not None:
                 on_batch(len(indices))
+    found = _of_all(found, processes)
     seconds = 0.0 if start is None else time.perf_counter() - start - aside
     assert set(found) == set(range(len(found))), "an image is missing"
     return Detected([found[index] for index in range(len(found))], seconds, network_seconds)
@@ -165,6 +181,38 @@ def to_original(
     y1, y2 = (y1 * down).clamp(0, height), (y2 * down).clamp(0, height)
     boxes = torch.stack([x1, y1, x2, y2], dim=1)
     return Detections(boxes, detections.scores, detections.labels)
+
+
+def _of_all(found: dict[int, Detections], processes: Processes) -> dict[int, Detections]:
+    """What all processes have found, by image; for process 0 alone."""
+    if processes.is_alone:
+        return found
+    of_all: dict[int, Detections] = {}
+    for content in processes.gathered(_packed(found)):
+        of_all |= _unpacked(content)
+    return of_all
+
+
+def _packed(found: dict[int, Detections]) -> bytes:
+    none = Detections(torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    parts = [none, *found.values()]  # not empty, and with the right types
+    return safetensors.torch.save(
+        {
+            "images": torch.tensor(list(found), dtype=torch.int64),
+            "counts": torch.tensor([len(part) for part in found.values()], dtype=torch.int64),
+            "boxes": torch.cat([part.boxes for part in parts]),
+            "scores": torch.cat([part.scores for part in parts]),
+            "labels": torch.cat([part.labels for part in parts]),
+        }
+    )
+
+
+def _unpacked(content: bytes) -> dict[int, Detections]:
+    tensors = safetensors.torch.load(content)
+    counts = tensors["counts"].tolist()
+    columns = (tensors[name].split(counts) for name in ("boxes", "scores", "labels"))
+    images = tensors["images"].tolist()
+    return {image: Detections(*parts) for image, *parts in zip(images, *columns, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -213,7 +261,7 @@ def _results(
         )
         for number, (view, batch) in enumerate(zip(views, batches, strict=True))
     ]
-    return [postprocess.suppress(_together(of_image)) for of_image in zip(*of_views, strict=True)]
+    return [postprocess.suppress(_merged(of_image)) for of_image in zip(*of_views, strict=True)]
 
 
 def _all_to_original(
@@ -227,7 +275,7 @@ def _all_to_original(
     ]
 
 
-def _together(of_image: Sequence[Detections]) -> Detections:
+def _merged(of_image: Sequence[Detections]) -> Detections:
     """What all views found in one image."""
     return Detections(
         torch.cat([detections.boxes for detections in of_image]),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankdet.errors import CheckpointError
+from rankdet.errors import CheckpointError, shorten
 
 # In front of the tensors' names, so that all of them fit into one file.
 _OPTIMIZER = "optimizer."
@@ -18,6 +18,9 @@ _CUDA = "random.cuda"
 
 # How an optimiser computes, not what: the machine that goes on chooses for itself.
 _MACHINE_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
+
+# What an optimiser counts; all else that it remembers has the shape of its parameter.
+_COUNTS = {"step"}
 
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
@@ -68,6 +71,7 @@ def restore_optimizer(
     of another type, or its parameters are others or in other groups.
     """
     named_groups = _named_groups(optimizer, names)
+    _check_form(settings)
     _check_settings(optimizer, settings, [named for _, named in named_groups])
     states = _states(tensors, settings)
     restored: dict[Tensor, dict[str, Any]] = {}
@@ -80,6 +84,8 @@ def restore_optimizer(
                 }
     if states:
         raise _other(f"it has numbers for {', '.join(states)}, which is not trained here")
+    for (group, _), saved in zip(named_groups, settings["groups"], strict=True):
+        _check_options(group, saved)
     for (group, _), saved in zip(named_groups, settings["groups"], strict=True):
         for key, value in saved.items():
             if key != "parameters":  # JSON has made lists of tuples
@@ -124,9 +130,21 @@ def restore_random_state(tensors: Mapping[str, Tensor]) -> None:
     """
     if _CPU not in tensors:
         raise CheckpointError(f"the checkpoint has no {_CPU}: it cannot be continued.")
-    torch.set_rng_state(tensors[_CPU])
+    _set_random_state(_CPU, torch.set_rng_state, tensors)
     if _CUDA in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors[_CUDA])
+        _set_random_state(_CUDA, torch.cuda.set_rng_state, tensors)
+
+
+def _set_random_state(
+    name: str, set_state: Callable[[Tensor], None], tensors: Mapping[str, Tensor]
+) -> None:
+    try:
+        set_state(tensors[name])
+    except (RuntimeError, TypeError) as error:  # torch looks at size and type
+        reason = str(error).partition("\n")[0]
+        raise CheckpointError(
+            f"the checkpoint's {name} cannot be used: {shorten(reason)}. Use another one."
+        ) from error
 
 
 def _named_groups(
@@ -140,6 +158,40 @@ def _named_groups(
             raise ValueError("expected the names of all parameters of the optimiser, got fewer")
         groups.append((group, {name_of[parameter]: parameter for parameter in group["params"]}))
     return groups
+
+
+def _check_form(settings: object) -> None:
+    """CheckpointError unless these are settings as `optimizer_state` gives them."""
+    forms = {"type": str, "groups": list, "values": dict, "tensors": list}
+    is_sound = isinstance(settings, Mapping) and all(
+        isinstance(settings.get(key), form) for key, form in forms.items()
+    )
+    if not is_sound or not all(
+        isinstance(group, dict) and isinstance(group.get("parameters"), list)
+        for group in settings["groups"]  # type: ignore[index]
+    ):
+        raise _other("its optimiser has no settings, or they are not as they were written")
+
+
+def _check_options(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """CheckpointError unless the saved options are known to the optimiser, and of their kind."""
+    for key, value in saved.items():
+        if key == "parameters":
+            continue
+        if key == "params" or key not in own:
+            raise _other(f"its optimiser has a setting that is unknown here: {shorten(key)}")
+        if _kind(value) != _kind(own[key]) and None not in (value, own[key]):
+            expected = shorten(own[key])
+            raise _other(f"{key} = {shorten(value)}: expected something like {expected}")
+
+
+def _kind(value: object) -> object:
+    """What kind of option this is: all numbers are of one, and lists have that of their items."""
+    if isinstance(value, list | tuple):
+        return [_kind(item) for item in value]
+    if isinstance(value, bool):
+        return bool
+    return float if isinstance(value, int | float) else type(value)
 
 
 def _check_settings(
@@ -179,9 +231,11 @@ def _placed(
 ) -> Any:
     """The value where the optimiser expects it: on the parameter's device, laid out like it."""
     if not isinstance(value, Tensor):
+        if not isinstance(value, int | float | None):
+            raise _other(f"{name}.{key} = {shorten(value)}: expected a number")
         return value
-    if value.dim() == 0:  # Adam's count of steps stays on the CPU, unless its kernel counts
-        is_counted_there = key != "step" or group.get("fused") or group.get("capturable")
+    if value.dim() == 0 and key in _COUNTS:  # on the CPU, unless the optimiser's kernel counts
+        is_counted_there = group.get("fused") or group.get("capturable")
         return value.to(parameter.device if is_counted_there else "cpu", copy=True)
     if value.shape != parameter.shape:
         raise _other(f"{name}.{key} is {tuple(value.shape)}, here {tuple(parameter.shape)}")

@@ -114,8 +114,15 @@ def _scalars(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, fl
             yield prefix + name, value
 
 
+def _check_plain(path: Path) -> None:
+    """CheckpointError for a pipe or a device, which would never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise CheckpointError(f"{path}: this is not a plain file. Remove it.")
+
+
 def _lines(path: Path) -> Iterator[tuple[bytes, Row]]:
     """Every finished line of the file, and its row."""
+    _check_plain(path)
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -136,6 +143,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, Row]]:
 def _open_at_end(path: Path) -> IO[bytes]:
     """The file, ready for the next line: behind the last one that is finished."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _check_plain(path)
     stream = path.open("a+b")
     stream.seek(0)
     stream.truncate(stream.read().rfind(b"\n") + 1)

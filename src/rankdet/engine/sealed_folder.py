@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,10 @@ REPLACED = ".replaced"  # behind the name of a folder while its successor takes 
 _FORMAT = "rankdet checkpoint"
 _VERSION = 1
 _LARGEST_MANIFEST = 1_000_000  # bytes; a longer one is not ours
+# Far above any detector with the state of its optimiser; below what fills a machine's memory.
+_LARGEST_FILE = 8 * 2**30
+_SHA256 = re.compile("[0-9a-f]{64}")
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _TEMPORARY = re.compile(r"\.(saving|removing)-.+-\d+")
 _LOCK = ".lock"
 
@@ -39,6 +44,9 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
     Left as it is if it has the same content already. CheckpointError if that is impossible.
     """
+    largest = max((len(content) for content in files.values()), default=0)
+    if largest > _LARGEST_FILE:  # it could not be read again
+        raise ValueError(f"expected files of at most {_LARGEST_FILE:,} bytes, got {largest:,}")
     manifest = _manifest_bytes(files)
     with _named_errors(path, "cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,15 +70,7 @@ def read_file(path: Path, name: str) -> bytes:
     entry = _manifest(path).get(name)
     if entry is None:
         raise _damaged(path / MANIFEST, f"it does not name {name}")
-    try:
-        size = (path / name).stat().st_size
-        if size != entry["size"]:
-            raise _damaged(path / name, f"it has {size} bytes instead of {entry['size']}")
-        content = (path / name).read_bytes()
-    except FileNotFoundError as error:
-        raise _damaged(path / name, "the file is missing") from error
-    except OSError as error:
-        raise _damaged(path / name, f"it cannot be read: {system_reason(error)}") from error
+    content = _read_plain(path / name, entry["size"])
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
         raise _damaged(path / name, "its content has changed since it was written (SHA-256)")
     return content
@@ -80,7 +80,7 @@ def is_plausible(path: Path) -> bool:
     """Whether every file is there with its size: cheap, reads the manifest alone."""
     try:
         return all(
-            (path / name).stat().st_size == entry["size"] for name, entry in _manifest(path).items()
+            _plain_size(path / name) == entry["size"] for name, entry in _manifest(path).items()
         )
     except (CheckpointError, OSError):
         return False
@@ -252,9 +252,19 @@ def _named_errors(path: Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = system_reason(error)
-        raise CheckpointError(
-            f"{path}: the checkpoint {what}: {reason}. The other checkpoints stay as they are."
-        ) from error
+        text = f"{path}: the checkpoint {what}: {reason}. The other checkpoints stay as they are."
+        if error.errno in _NO_SPACE:
+            text += _room(path.parent)
+        raise CheckpointError(text) from error
+
+
+def _room(folder: Path) -> str:
+    """A sentence about the space that is left."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    return f" {free / 1e6:,.1f} MB are free: make room on the disk, and resume."
 
 
 # Reading
@@ -265,17 +275,16 @@ def _manifest(path: Path) -> dict[str, dict[str, Any]]:
     file = path / MANIFEST
     if not path.is_dir():
         raise CheckpointError(f"{path}: there is no such checkpoint.")
+    text = _read_plain(file, most=_LARGEST_MANIFEST)
     try:
-        with file.open("rb") as stream:
-            content = json.loads(stream.read(_LARGEST_MANIFEST))
+        content = json.loads(text)
         version = content["version"]
         entries = {
-            str(name): {"size": int(entry["size"]), "sha256": str(entry["sha256"])}
+            name: {"size": entry["size"], "sha256": entry["sha256"]}
             for name, entry in content["files"].items()
         }
         is_ours = content["format"] == _FORMAT
-    except OSError as error:
-        raise _damaged(file, f"it cannot be read: {system_reason(error)}") from error
+        is_sound = all(_is_entry(name, **entry) for name, entry in entries.items())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _damaged(file, "it is not a manifest") from error
     if not is_ours:
@@ -285,7 +294,44 @@ def _manifest(path: Path) -> dict[str, dict[str, Any]]:
             f"{file}: version = {shorten(version)}: this rankdet reads version {_VERSION}. "
             "Use the rankdet that wrote it."
         )
+    if not is_sound:
+        raise _damaged(file, "it names a file without its size and hash, or one elsewhere")
     return entries
+
+
+def _is_entry(name: str, size: object, sha256: object) -> bool:
+    """Whether this can be a file of the folder itself."""
+    return (
+        name not in ("", ".", "..")
+        and not {"/", "\\", "\0"} & set(name)
+        and type(size) is int
+        and size >= 0
+        and isinstance(sha256, str)
+        and _SHA256.fullmatch(sha256) is not None
+    )
+
+
+def _read_plain(file: Path, expected: int | None = None, most: int = _LARGEST_FILE) -> bytes:
+    """The bytes of a plain file: a pipe would never end, and a link may lead anywhere."""
+    try:
+        size = _plain_size(file)
+        if expected is not None and size != expected:
+            raise _damaged(file, f"it has {size} bytes instead of {expected}")
+        if size > most:
+            raise _damaged(file, f"it has {size:,} bytes, and at most {most:,} are read")
+        return file.read_bytes()
+    except FileNotFoundError as error:
+        raise _damaged(file, "the file is missing") from error
+    except OSError as error:
+        raise _damaged(file, f"it cannot be read: {system_reason(error)}") from error
+
+
+def _plain_size(file: Path) -> int:
+    """The size of a file; CheckpointError unless it is a plain one."""
+    found = file.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise _damaged(file, "it is a link, a pipe or a device instead of a plain file")
+    return found.st_size
 
 
 def _damaged(file: Path, how: str) -> CheckpointError:

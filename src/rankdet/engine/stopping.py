@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -22,12 +23,13 @@ class StopRequest:
 
     with StopRequest() as stop:
         for step in steps:
-            if stop:
+            if stop.agreed():
                 break
     sys.exit(stop.exit_code)
 
     Outside of the main thread signals cannot be handled: then nothing is installed. signal: the
-    first that came, None before.
+    first that came, None before. agree: given the signal that came here, the one that the processes
+    of a training have agreed on (`Processes.agreed_signal`). is_silent: say nothing when one comes.
 
     >>> with StopRequest() as stop:
     ...     before = bool(stop)
@@ -36,8 +38,16 @@ class StopRequest:
     (False, True, 143)
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        agree: Callable[[int | None], int | None] = lambda signal: signal,
+        *,
+        is_silent: bool = False,
+    ) -> None:
+        self._agree = agree
+        self._is_silent = is_silent
         self.signal: int | None = None
+        self._came_here = False  # or the signal is that of another process
         self._time = 0.0
         self._process = os.getpid()
         self._previous: dict[int, Any] = {}
@@ -59,6 +69,13 @@ class StopRequest:
     def __bool__(self) -> bool:
         return self.signal is not None
 
+    def agreed(self) -> bool:
+        """Whether all processes are to stop: all must ask, and get the same answer."""
+        agreed = self._agree(self.signal)
+        if agreed is not None:  # else one may have come here meanwhile: for the next time
+            self.signal = agreed
+        return agreed is not None
+
     @property
     def exit_code(self) -> int:
         """What shells call a process that a signal ended, as 130 or 143; 0 without one."""
@@ -67,11 +84,14 @@ class StopRequest:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a fork of this process: the request is not for it
             _end(number)
-        elif self.signal is None:
-            self.signal = number
+        elif not self._came_here:
+            self._came_here = True
+            if self.signal is None:
+                self.signal = number
             self._time = time.monotonic()
             name = signal.Signals(number).name
-            _say(f"\n{name}: finishing this step, saving; once more to stop at once.\n")
+            if not self._is_silent:
+                _say(f"\n{name}: finishing this step, saving; once more to stop at once.\n")
         elif time.monotonic() - self._time > _SECONDS_OF_ONE_REQUEST:
             _end(number)
 

@@ -2,23 +2,30 @@
 
 `training_steps` yields after every step of the optimiser. What else belongs to a training (records,
 checkpoints, evaluation, stopping) is done by whoever iterates over it, between two steps.
+Where several processes train together, each has its part of every batch; all of them take the same
+steps, and all stop if one cannot go on.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from rankdet.engine.distributed import ALONE, Processes
 from rankdet.errors import TrainingError
 from rankdet.structures import Predictions, Target
+
+_NUM_IMAGES = "the number of images"
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,9 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class Report:
-    """What a step came to. losses: the parts, as the mean over the micro-batches.
+    """What a step came to. losses: the parts, as the mean over the micro-batches (and processes).
+
+    num_images: of all processes.
 
     In every log_every-th step also: batch_ap, the average precision of the ranking in the batch (of
     the last micro-batch; NaN without positives), and seconds, the time of each part of the step.
@@ -117,11 +126,14 @@ def training_steps(
     settings: StepSettings,
     num_epochs: int,
     start: Position | None = None,
+    processes: Processes = ALONE,
 ) -> Generator[tuple[Position, Report]]:
     """Train, and give the position reached and a report after every step.
 
     learning_rate: of the step with this number, from 0. start: where an earlier training ended.
-    Micro-batches at the end of an epoch that do not fill a step are left out.
+    Micro-batches at the end of an epoch that do not fill a step are left out. detector: as
+    `processes` has wrapped it, and loader: of the part of this process. What the loader raises in
+    one process, all raise (`Processes.together`), before the step.
     """
     position = start or Position()
     size = settings.accumulate
@@ -130,13 +142,20 @@ def training_steps(
         batches = loader.epoch(position.epoch, position.batch)
         for number in range(position.batch // size, steps_per_epoch):
             watch = Stopwatch(settings, is_on=position.step % settings.log_every == 0)
-            with watch.part("data"):
+            with watch.part("data"), processes.together():
                 micro_batches = list(itertools.islice(batches, size))
             rate = learning_rate(position.step)
             for group in optimizer.param_groups:
                 group["lr"] = rate
             report = training_step(
-                detector, criterion, optimizer, micro_batches, settings, average_precision, watch
+                detector,
+                criterion,
+                optimizer,
+                micro_batches,
+                settings,
+                average_precision,
+                watch,
+                processes,
             )
             is_last = number + 1 == steps_per_epoch
             position = Position(
@@ -145,8 +164,9 @@ def training_steps(
                 step=position.step + 1,
             )
             yield position, report
-        for _ in batches:  # the rest, or the loader would end its workers
-            pass
+        with processes.together():
+            for _ in batches:  # the rest, or the loader would end its workers
+                pass
 
 
 def training_step(
@@ -157,32 +177,35 @@ def training_step(
     settings: StepSettings,
     average_precision: AveragePrecision,
     watch: Stopwatch,
+    processes: Processes = ALONE,
 ) -> Report:
     """One step of the optimiser; the gradient is the mean over the micro-batches.
 
-    A TrainingError that names the files, before any weight changes, if a number is not finite.
+    A TrainingError that names the files, before any weight changes, if a number is not finite: in
+    all processes, whichever has it.
     """
     if not detector.training:  # going through hundreds of layers takes the host a while
         detector.train()
     optimizer.zero_grad(set_to_none=True)
     parts: list[dict[str, Tensor]] = []
     soundness: list[Tensor] = []
-    for batch in batches:
-        with watch.part("forward"):
-            moved = batch.to(settings.device, non_blocking=True)
-            with torch.autocast(
-                settings.device.type, settings.precision, enabled=settings.precision is not None
-            ):
-                stages = detector(_images(moved, settings), moved.targets)
-        soundness += [stage.logits.detach().sum(dtype=torch.float32) for stage in stages]
-        with watch.part("loss"):
-            try:
-                losses = criterion(stages, moved.targets)
-            except FloatingPointError as error:  # where the loss itself looks at the scores
-                raise _not_finite(str(error), batches) from error
-        # Threads of its own would only cost autograd the time to wake them: there is one device.
-        with watch.part("backward"), torch.autograd.set_multithreading_enabled(False):
-            (losses.total / len(batches)).backward()
+    for number, batch in enumerate(batches, start=1):
+        with _collecting_gradients(detector, is_last=number == len(batches)):
+            with watch.part("forward"):
+                moved = batch.to(settings.device, non_blocking=True)
+                with torch.autocast(
+                    settings.device.type, settings.precision, enabled=settings.precision is not None
+                ):
+                    stages = detector(_images(moved, settings), moved.targets)
+            soundness += [stage.logits.detach().sum(dtype=torch.float32) for stage in stages]
+            with watch.part("loss"):
+                try:
+                    losses = criterion(stages, moved.targets)
+                except FloatingPointError as error:  # where the loss itself looks at the scores
+                    raise _not_finite(str(error), _names(batches)) from error
+            # Threads of its own would only cost autograd the time to wake them: one device.
+            with watch.part("backward"), torch.autograd.set_multithreading_enabled(False):
+                (losses.total / len(batches)).backward()
         parts.append({name: part.detach() for name, part in losses.parts.items()})
     batch_ap = None
     if watch.is_on:
@@ -191,19 +214,28 @@ def training_step(
         norm = _gradient_norm(detector)
         if settings.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(detector.parameters(), settings.clip_norm, norm)
-        names, numbers = _to_check(parts, soundness, norm)
+        num_images = sum(len(batch) for batch in batches)
+        names, numbers = _to_check(parts, soundness, norm, num_images)
+        numbers = _averaged(numbers, processes)  # not finite if those of any process are not
         values = dict(zip(names, _step_if_finite(optimizer, numbers), strict=True))
         for name, value in values.items():
             if not math.isfinite(value):
-                raise _not_finite(f"{name} = {value}", batches)
+                raise _not_finite_anywhere(f"{name} = {value}", _names(batches), processes)
     return Report(
         losses={name: values[f"the {name} loss"] for name in parts[0]},
         gradient_norm=values["the norm of the gradient"],
         learning_rate=optimizer.param_groups[0]["lr"],
-        num_images=sum(len(batch) for batch in batches),
+        num_images=round(values[_NUM_IMAGES] * processes.world_size),
         batch_ap=batch_ap,
         seconds=watch.seconds,
     )
+
+
+def _collecting_gradients(detector: nn.Module, is_last: bool) -> AbstractContextManager[None]:
+    """Processes exchange their gradients in the backward pass of the last micro-batch alone."""
+    if isinstance(detector, DistributedDataParallel) and not is_last:
+        return detector.no_sync()
+    return nullcontext()
 
 
 def _images(batch: TrainingBatch, settings: StepSettings) -> Tensor:
@@ -219,14 +251,24 @@ def _gradient_norm(module: nn.Module) -> Tensor:
 
 
 def _to_check(
-    parts: list[dict[str, Tensor]], soundness: list[Tensor], norm: Tensor
+    parts: list[dict[str, Tensor]], soundness: list[Tensor], norm: Tensor, num_images: int
 ) -> tuple[list[str], Tensor]:
-    """Everything that must be finite: its names, and the numbers on the device."""
+    """Everything that must be finite: its names, and the numbers on the device.
+
+    The number of images goes the same way, since the processes put these numbers together.
+    """
     tensors = {"the sum of the class scores": torch.stack(soundness).sum()}
     for name in parts[0]:
         tensors[f"the {name} loss"] = torch.stack([part[name] for part in parts]).mean()
     tensors["the norm of the gradient"] = norm
+    tensors[_NUM_IMAGES] = torch.full_like(norm, num_images)
     return list(tensors), torch.stack([tensor.float() for tensor in tensors.values()])
+
+
+def _averaged(numbers: Tensor, processes: Processes) -> Tensor:
+    if processes.is_alone:
+        return numbers
+    return processes.summed(numbers) / processes.world_size
 
 
 def _step_if_finite(optimizer: torch.optim.Optimizer, numbers: Tensor) -> list[float]:
@@ -252,10 +294,21 @@ def _step_if_finite(optimizer: torch.optim.Optimizer, numbers: Tensor) -> list[f
     return values
 
 
-def _not_finite(what: str, batches: Sequence[TrainingBatch]) -> TrainingError:
-    names = [name for batch in batches for name in batch.names]
+def _names(batches: Sequence[TrainingBatch]) -> list[str]:
+    return [name for batch in batches for name in batch.names]
+
+
+def _not_finite_anywhere(what: str, names: list[str], processes: Processes) -> TrainingError:
+    """The error of all processes: the first names the images of all, the others are brief."""
+    told = processes.gathered(json.dumps(names).encode())
+    if not processes.is_first:
+        return TrainingError(f"process {processes.rank} stops with the others: {what}")
+    return _not_finite(what, [name for part in told for name in json.loads(part)])
+
+
+def _not_finite(what: str, names: list[str]) -> TrainingError:
     return TrainingError(
-        f"a number is not finite: {what}. No weight was changed in this step. "
+        f"a number is not finite: {what.rstrip('.')}. No weight was changed in this step. "
         f"Its images: {', '.join(names)}. "
         "Lower the learning rate, or clip the gradient (training.clip_norm)."
     )

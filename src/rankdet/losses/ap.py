@@ -98,11 +98,8 @@ def binary_ap_loss(
     0.5
     """
     group = own_group(synchronize, process_group)
-    if group is None:
+    with raised_by_all(group, scores.device):
         labels = _binary_labels(scores, targets, mask)
-    else:
-        with raised_by_all(group, scores.device):
-            labels = _binary_labels(scores, targets, mask)
     loss = ap_loss(
         scores.reshape(-1, 1),
         labels.reshape(-1),

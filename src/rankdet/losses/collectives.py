@@ -51,15 +51,6 @@ def own_group(
     return group
 
 
-def num_processes(group: dist.ProcessGroup | None) -> int:
-    """How many processes share the global batch.
-
-    >>> num_processes(None)
-    1
-    """
-    return 1 if group is None else group.size()
-
-
 def eager_where_synchronized(loss: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """The loss, kept out of graphs of torch.compile where it has a group.
 

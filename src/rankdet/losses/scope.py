@@ -40,11 +40,9 @@ def rank_scopes(
     float32 for half precision logits, else of their dtype. The arguments are those of `ap_loss`;
     with a group, batch and images are those of all its processes.
     """
-    if group is None:
-        _check(scope, logits, labels, mask)
-    else:
-        with raised_by_all(group, logits.device):
-            _check(scope, logits, labels, mask)
+    with raised_by_all(group, logits.device):
+        check_scope(scope, logits)
+        check_inputs(logits, labels, mask)
     labels = widened(labels, logits.shape[-1])
     if check_finite is None:
         check_finite = reads_values(logits)
@@ -79,11 +77,6 @@ def rank_scopes(
         with raised_by_all(group, logits.device):
             raise_if_not_finite(logits, counted_entries(labels, mask, logits.shape[-1]))
     return value.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _check(scope: str, logits: Tensor, labels: Tensor, mask: Tensor | None) -> None:
-    check_scope(scope, logits)
-    check_inputs(logits, labels, mask)
 
 
 def with_nan_gradient(value: Tensor) -> Tensor:

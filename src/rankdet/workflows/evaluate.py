@@ -22,8 +22,9 @@ from rankdet.data.processors import usual_num_workers
 from rankdet.data.reading.formats import recognise
 from rankdet.engine.checkpoint import Checkpoint, best_checkpoint
 from rankdet.engine.detect import AnyBatch, Detected, detect
+from rankdet.engine.distributed import ALONE, Processes
 from rankdet.errors import DataError, counted, printable
-from rankdet.metrics.anchor_scores import AnchorScores
+from rankdet.metrics.anchor_scores import NUM_BINS, AnchorScores
 from rankdet.metrics.coco import evaluate_coco
 from rankdet.metrics.evaluation import Evaluation
 from rankdet.metrics.voc import evaluate_voc
@@ -65,12 +66,14 @@ def evaluate_dataset(
     device: torch.device,
     on_batch: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    processes: Processes = ALONE,
 ) -> Outcome | None:
     """How good the detector is on an annotated data set; None if `should_stop` said so.
 
     The detector is on the device; the data set has the detector's classes. config: evaluation says
     how, data.path and data.format which protocol is meant if it is not named. on_batch is told how
-    many images were done.
+    many images were done. Several processes share the images out; process 0 has the outcome, and
+    the others None.
     """
     anchors = AnchorScores(activation)
     detected = detect_dataset(
@@ -82,8 +85,12 @@ def evaluate_dataset(
         on_batch=on_batch,
         should_stop=should_stop,
         anchors=anchors,
+        processes=processes,
     )
     if detected is None:
+        return None
+    _add_up(anchors, processes)
+    if not processes.is_first:
         return None
     return Outcome(judge(detected.detections, dataset, config), detected, anchors)
 
@@ -98,13 +105,19 @@ def detect_dataset(
     on_batch: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     anchors: AnchorScores | None = None,
+    processes: Processes = ALONE,
 ) -> Detected | None:
     """What the detector finds in each image; arguments as of `evaluate_dataset`.
 
     anchors: where the scores of all anchors are counted, if the images are annotated.
     """
     views = build.evaluation_views(
-        config.evaluation, dataset, device=device, workers=_num_workers(config)
+        config.evaluation,
+        dataset,
+        device=device,
+        workers=_num_workers(config),
+        rank=processes.rank,
+        world_size=processes.world_size,
     )
     with ExitStack() as stack:
         for view in views:
@@ -120,9 +133,22 @@ def detect_dataset(
             on_batch=on_batch,
             on_outputs=None if anchors is None else _counting(anchors),
             should_stop=should_stop,
+            processes=processes,
         )
-    assert detected is None or len(detected.detections) == len(dataset)
+    assert detected is None or len(detected.detections) == len(dataset) * processes.is_first
     return detected
+
+
+def _add_up(anchors: AnchorScores, processes: Processes) -> None:
+    """Let the counts be those of all processes."""
+    if processes.is_alone:
+        return
+    empty = torch.zeros(NUM_BINS**2, dtype=torch.int64)
+    counts = empty if anchors.counts is None else anchors.counts.cpu()
+    *cells, num_images = processes.summed(
+        torch.cat([counts, torch.tensor([anchors.num_images])])
+    ).split(NUM_BINS**2)
+    anchors.counts, anchors.num_images = cells[0], int(num_images)
 
 
 def _counting(anchors: AnchorScores) -> Callable[[list[Predictions], AnyBatch], None]:

@@ -18,8 +18,9 @@ from rankdet.data.loading.workers import make_ready
 from rankdet.data.reading.choice import choose_splits
 from rankdet.detectors.criterion import Criterion
 from rankdet.detectors.retinanet import RetinaNet, freeze
+from rankdet.engine.distributed import ALONE, Processes
 from rankdet.engine.train import StepSettings
-from rankdet.errors import ConfigError, DataError
+from rankdet.errors import ConfigError, DataError, counted
 from rankdet.progress import progress
 from rankdet.provenance import provenance
 from rankdet.workflows.initial import load_initial_weights
@@ -54,37 +55,64 @@ class Parts:
         return self.step_settings.device
 
     @property
+    def has_own_statistics(self) -> bool:
+        """Whether batch norms keep statistics of the images that this process alone has seen."""
+        return any(build.has_statistics(layer) for layer in self.detector.modules())
+
+    @property
     def steps_per_epoch(self) -> int:
         return len(self.loader) // self.config.training.accumulate
 
 
-def prepare(config: Config, device_name: str | None, *, has_checkpoint: bool = False) -> Parts:
-    """The parts of a training; initial weights are read unless a checkpoint will replace them."""
+def prepare(
+    config: Config,
+    device_name: str | None,
+    *,
+    has_checkpoint: bool = False,
+    processes: Processes = ALONE,
+) -> Parts:
+    """The parts of a training; initial weights are read unless a checkpoint will replace them.
+
+    processes: of which this one trains its part. Process 0 alone reads initial weights: the others
+    get its weights before the first step (`Processes.wrapped`).
+    """
     device = build.device(device_name)
     config = _with_splits(config)
-    loss = build.class_loss(config.loss)
+    is_shared = not processes.is_alone
+    loss = build.class_loss(
+        config.loss, synchronize=is_shared, rank_locally=config.training.rank_locally
+    )
     if not config.data.hold:
         make_ready(config.data.workers)
     train, validation, notes = _open_data(config)
     torch.manual_seed(config.seed)
     detector = build.detector(config.detector, len(train.classes), loss.activation)
-    if not has_checkpoint:
+    if not has_checkpoint and processes.is_first:
         notes.append(
             load_initial_weights(detector, config.detector, train.classes, loss.activation)
         )
     freeze(detector, build.num_frozen_stages(config.detector))
+    if is_shared:
+        notes += _share_norms(detector, config, device, processes.world_size)
     detector = build.placed(detector, config.training, device)
     if config.training.compile:
         detector.backbone.compile()
         detector.head.compile()
     with _holding(config, train) as on_image:
-        loader = build.training_loader(config, train, device=device, on_image=on_image)
-    notes += _accumulation_notes(config)
+        loader = build.training_loader(
+            config,
+            train,
+            device=device,
+            on_image=on_image,
+            rank=processes.rank,
+            world_size=processes.world_size,
+        )
+    notes += _accumulation_notes(config) + _process_notes(config, processes)
     return Parts(
         config=config,
         record=_record(config, train, validation, loss.activation, notes),
         detector=detector,
-        criterion=build.criterion(config, loss).to(device),
+        criterion=build.criterion(config, loss, synchronize=is_shared).to(device),
         optimizer=build.optimizer(config, detector),
         loader=loader,
         validation=validation,
@@ -177,6 +205,42 @@ def _accumulation_notes(config: Config) -> tuple[str, ...]:
         f"{settings.batch_size // settings.accumulate} images of each alone, not all "
         f"{settings.batch_size} together.",
     )
+
+
+def _share_norms(
+    detector: RetinaNet, config: Config, device: torch.device, world_size: int
+) -> tuple[str, ...]:
+    """Let batch norms see the images of all processes, where that is possible; else a note."""
+    if not any(map(build.has_statistics, detector.modules())):
+        return ()
+    if device.type != "cuda":  # torch has no such layer for other devices
+        return (
+            "Batch norms see the images of each process alone (on a GPU: of all), and the "
+            "statistics of process 0 are kept: the weights will differ from those of one process. "
+            "For the same, set detector.norm=group.",
+        )
+    num_images = config.training.batch_size // config.training.accumulate
+    if num_images < world_size:
+        raise ConfigError(
+            f"training.batch_size: {num_images} images at a time for {world_size} processes, and "
+            "batch norm needs one for each. Give a larger --batch-size, fewer processes, or set "
+            "detector.norm=group."
+        )
+    build.synchronized_norms(detector)
+    return ()
+
+
+def _process_notes(config: Config, processes: Processes) -> tuple[str, ...]:
+    if processes.is_alone:
+        return ()
+    count = processes.world_size
+    who = "1 process has" if count == 1 else f"{count} processes share"
+    num_images = config.training.batch_size
+    if config.training.rank_locally:
+        how = "ranking losses rank the images of each process alone, and are averaged"
+    else:
+        how = "the loss is that of all of them together"
+    return (f"{who} the {counted(num_images, 'image')} of a step; {how}.",)
 
 
 def _record(

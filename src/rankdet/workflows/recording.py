@@ -1,4 +1,7 @@
-"""What a training keeps while it runs: rows of numbers, checkpoints and evaluations."""
+"""What a training keeps while it runs: rows of numbers, checkpoints and evaluations.
+
+Where several processes train together, process 0 alone keeps it; all of them evaluate.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from typing import Any, Self
 
 from rankdet.engine import checkpoint as checkpoints
 from rankdet.engine.display import TrainingDisplay
+from rankdet.engine.distributed import ALONE, PeerStopped, Processes
 from rankdet.engine.optimizer_state import criterion_state, optimizer_state, random_state
 from rankdet.engine.records import EventWriter, MetricsFile, read_metrics
 from rankdet.engine.stopping import StopRequest
 from rankdet.engine.train import Position, Report
-from rankdet.errors import LoaderError
+from rankdet.errors import DataError, LoaderError
 from rankdet.progress import progress
 from rankdet.workflows import run as runs
 from rankdet.workflows.evaluate import evaluate_dataset
@@ -34,12 +38,14 @@ class Recorder:
         display: TrainingDisplay,
         stop: StopRequest,
         seconds: float = 0.0,
+        processes: Processes = ALONE,
     ) -> None:
         """seconds: what earlier sessions of this training took."""
         self.out = out
         self.parts = parts
         self.display = display
         self.stop = stop
+        self.processes = processes
         self.checkpoints = out / runs.CHECKPOINTS
         self.metrics = MetricsFile(out / runs.METRICS_FILE)
         self.events: EventWriter | None = None
@@ -65,12 +71,16 @@ class Recorder:
     def begin(self, position: Position) -> None:
         """Rows after this position come from a session that was lost: they will be made again."""
         self.saved_step = position.step
+        if not self.processes.is_first:
+            return
         self.metrics.truncate_after(position.step)
         if self.parts.config.training.tensorboard:
             self.events = EventWriter(self.out / runs.TENSORBOARD, position.step + 1)
 
     def step(self, position: Position, report: Report) -> None:
         """Show a step; keep it if it was measured."""
+        if not self.processes.is_first:
+            return
         losses = {f"{name}_loss": value for name, value in report.losses.items()}
         if report.batch_ap is not None:
             self._batch_ap = 100 * report.batch_ap
@@ -92,6 +102,12 @@ class Recorder:
 
     def save(self, position: Position) -> None:
         """A checkpoint from which the training can go on as if nothing had happened."""
+        with self.processes.together():  # or the others would learn no reason from process 0
+            if self.processes.is_first:
+                self._write(position)
+        self.saved_step = position.step
+
+    def _write(self, position: Position) -> None:
         parts = self.parts
         tensors, settings = optimizer_state(parts.optimizer, parts.detector.named_parameters())
         checkpoints.save_checkpoint(
@@ -103,24 +119,34 @@ class Recorder:
                 "position": dataclasses.asdict(position),
                 "optimizer": settings,
                 "seconds": self.seconds,
+                "world_size": self.processes.world_size,
             },
         )
-        self.saved_step = position.step
         checkpoints.prune_checkpoints(self.checkpoints, keep=parts.config.training.keep_checkpoints)
 
     def evaluate(self, position: Position) -> None:
         """Evaluate the checkpoint of this position; results.json stays that of the best one."""
         start = time.monotonic()
         outcome = self._evaluated()
-        if outcome is None:  # a signal came; it is made up for on resume
-            return
+        with self.processes.together():
+            # None: a signal came (it is made up for on resume), or process 0 has it.
+            if outcome is not None:
+                self._keep_outcome(position, outcome, time.monotonic() - start)
+
+    def _keep_outcome(self, position: Position, outcome: Outcome, seconds: float) -> None:
         values = outcome.evaluation.metrics
-        self._keep({"kind": "evaluation", "step": position.step, "epoch": position.epoch, **values})
-        self.display.note(f"After step {position.step}: {headline(outcome.evaluation)}")
         value = values[_BEST_METRIC]
         best = checkpoints.best_value(self.checkpoints)
-        if value is None or (best is not None and value <= best):
-            return
+        if value is not None and (best is None or value > best):
+            self._keep_best(position, outcome, value, seconds)
+        # The row comes last: it says that nothing of this has to be done again after a kill.
+        self._keep({"kind": "evaluation", "step": position.step, "epoch": position.epoch, **values})
+        self.display.note(f"After step {position.step}: {headline(outcome.evaluation)}")
+
+    def _keep_best(
+        self, position: Position, outcome: Outcome, value: float, seconds: float
+    ) -> None:
+        """Write the results of the checkpoint of this position, and that it is the best so far."""
         path = self.checkpoints / checkpoints.checkpoint_name(position.step)
         assert self.parts.validation is not None
         content = results_content(
@@ -129,7 +155,7 @@ class Recorder:
             record=self.parts.record,
             config=self.parts.config,
             checkpoint={"name": path.name, "step": position.step, "epoch": position.epoch},
-            seconds=time.monotonic() - start,
+            seconds=seconds,
             training_seconds=self.seconds,
         )
         write_results(self.out / runs.RESULTS_FILE, content)
@@ -137,13 +163,15 @@ class Recorder:
 
     def is_evaluated(self, position: Position) -> bool:
         """Whether there is an evaluation of exactly this position."""
-        return any(
-            row["kind"] == "evaluation" and row["step"] == position.step
-            for row in read_metrics(self.out / runs.METRICS_FILE)
-        )
+        is_first = self.processes.is_first
+        rows = read_metrics(self.out / runs.METRICS_FILE) if is_first else []
+        found = any(row["kind"] == "evaluation" and row["step"] == position.step for row in rows)
+        return bool(self.processes.sent(b"1" if found else b""))
 
     def _evaluated(self) -> Outcome | None:
         assert self.parts.validation is not None
+        if self.parts.has_own_statistics:
+            self.processes.share_buffers(self.parts.detector)
         with self.display.paused(), progress("Evaluating") as meter:
             meter.expect(len(self.parts.validation))
             try:
@@ -154,10 +182,11 @@ class Recorder:
                     activation=self.parts.activation,
                     device=self.parts.device,
                     on_batch=meter.advance,
-                    should_stop=lambda: bool(self.stop),
+                    should_stop=self.stop.agreed,
+                    processes=self.processes,
                 )
-            except LoaderError:
-                if self.stop:  # the signal has reached the processes that load, too
+            except (LoaderError, DataError, PeerStopped):  # what one raises, all do
+                if self.stop.agreed():  # the signal has reached the processes that load, too
                     return None
                 raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,11 @@ from rankdet.detectors.retinanet import RetinaNet
 from rankdet.engine.checkpoint import (
     Checkpoint,
     best_checkpoint,
+    check_types,
     load_checkpoint,
     newest_checkpoint,
 )
-from rankdet.errors import CheckpointError
+from rankdet.errors import CheckpointError, ConfigError
 from rankdet.output import write_whole
 
 CONFIG_FILE = "config.yaml"
@@ -30,6 +32,8 @@ CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 
 _VERSION = 1
+# What `write_whole` leaves of the two files if it is killed.
+_TEMPORARY = re.compile(rf"\.({re.escape(CONFIG_FILE)}|{re.escape(RUN_FILE)})\.\w+")
 _KINDS = {  # what run.json must have
     "classes": list,
     "category_ids": list,
@@ -76,6 +80,18 @@ def write_run(path: Path, record: RunRecord) -> None:
 def is_run(path: Path) -> bool:
     """Whether a training was started in this folder."""
     return (path / RUN_FILE).is_file()
+
+
+def is_just_begun(path: Path) -> bool:
+    """Whether a start was killed while it made a run of this folder: nothing else is in it."""
+    names = {entry.name for entry in path.iterdir()} - {CONFIG_FILE}
+    if not all(_TEMPORARY.fullmatch(name) for name in names):
+        return False
+    file = path / CONFIG_FILE
+    try:  # what we write has every setting; a user's own file has not
+        return not file.exists() or dump(read_config(file)) == file.read_text(encoding="utf-8")
+    except (ConfigError, OSError, ValueError):
+        return False
 
 
 def read_run(path: Path) -> RunRecord:
@@ -146,6 +162,7 @@ def trained_detector(record: RunRecord, checkpoint: Checkpoint, device: torch.de
     """The detector of a run with the weights of one of its checkpoints, on the device."""
     config = record.config
     detector = build.detector(config.detector, len(record.classes), record.activation)
+    check_types(checkpoint, detector.state_dict())
     try:
         detector.load_state_dict(checkpoint.weights)
     except RuntimeError as error:

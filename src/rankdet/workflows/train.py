@@ -1,11 +1,15 @@
-"""Train a detector into a run directory, or go on with one."""
+"""Train a detector into a run directory, or go on with one.
+
+Under torchrun every process runs this. Process 0 alone reads and writes the run directory and
+speaks. Whatever may fail in one of them before the first step stands in `processes.together()`.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +18,7 @@ from rankdet.config import Config, TrainingConfig
 from rankdet.detectors.criterion import batch_average_precision
 from rankdet.engine.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
 from rankdet.engine.display import TrainingDisplay
+from rankdet.engine.distributed import PeerStopped, Processes, joined_processes
 from rankdet.engine.schedule import learning_rate_factor, scaled_learning_rate
 from rankdet.engine.sealed_folder import alone_in
 from rankdet.engine.stopping import StopRequest
@@ -32,7 +37,16 @@ from rankdet.workflows import run as runs
 from rankdet.workflows.opening import refuse_moved
 from rankdet.workflows.parts import Parts, prepare
 from rankdet.workflows.recording import Recorder
-from rankdet.workflows.resume import check_same_data, check_same_settings, restore
+from rankdet.workflows.resume import (
+    check_same_data,
+    check_same_everywhere,
+    check_same_settings,
+    note_on_processes,
+    restore,
+    seconds_before,
+    sent_checkpoint,
+    sent_config,
+)
 
 # Given the settings of the run that goes on (None: a new run), those that the user wants.
 MakeConfig = Callable[[Config | None], Config]
@@ -49,31 +63,101 @@ def train(
     """Train into the folder `out`; the exit status: 0, or that of the signal that stopped it.
 
     is_resumed: go on with the run in this folder. is_forced: even with other data or settings.
-    device: "cpu", "cuda", ...; None: CUDA where there is one.
+    device: "cpu", "cuda", ...; None: CUDA where there is one. After a restart by torchrun, the run
+    in the folder goes on without is_resumed.
     """
-    _refuse_several_processes()
-    stored = runs.read_run(out) if is_resumed else None
-    if stored is None:
-        _refuse_occupied(out)
-    config = make_config(stored.config if stored else None)
+    with joined_processes(device) as processes:
+        _hint_at_restarts(processes)
+        with processes.together():
+            stored = _stored(out, is_resumed, processes)
+        stored_config = sent_config(stored.config if stored else None, processes)
+        with processes.together():
+            if stored_config and not is_resumed:  # torchrun has given the same command once more
+                config = _with_splits_of(stored_config, make_config(None))
+            else:
+                config = make_config(stored_config)
+            if stored_config and not is_forced:
+                check_same_settings(stored_config, config)
+            if stored_config and config.data.path == stored_config.data.path:
+                command = f"rankdet train DATA --resume --out {shlex.quote(str(out))}"
+                refuse_moved(config.data.path, command)
+            checkpoint = _newest(out) if stored else None
+        checkpoint = sent_checkpoint(checkpoint, processes)
+        return _train(out, config, stored, checkpoint, is_forced, processes)
+
+
+def _train(
+    out: Path,
+    config: Config,
+    stored: runs.RunRecord | None,
+    checkpoint: Checkpoint | None,
+    is_forced: bool,
+    processes: Processes,
+) -> int:
+    """Train with these settings. stored: the record of the run that goes on; process 0 has it."""
+    with ExitStack() as stack:
+        # A signal before the first step ends the process at once: there is nothing to save.
+        with processes.together():
+            parts = prepare(
+                config,
+                processes.device_name,
+                has_checkpoint=checkpoint is not None,
+                processes=processes,
+            )
+            stack.enter_context(closing(parts.loader))
+        check_same_everywhere(parts.record, processes)
+        with processes.together():
+            if processes.is_first:
+                stack.enter_context(alone_in(out))
+            stop = StopRequest(processes.agreed_signal, is_silent=not processes.is_first)
+            stack.enter_context(stop)
+            position = _begin(out, parts, stored, checkpoint, is_forced, processes)
+        _go(out, parts, position, stop, seconds_before(checkpoint), processes)
+        return stop.exit_code if stop.agreed() else 0
+
+
+def _stored(out: Path, is_resumed: bool, processes: Processes) -> runs.RunRecord | None:
+    """The record of the run that goes on; None for a new one, and in other processes than 0."""
+    if not processes.is_first:
+        return None
+    if is_resumed or (processes.num_restarts and runs.is_run(out)):
+        return runs.read_run(out)
+    _refuse_occupied(out)
+    return None
+
+
+def _with_splits_of(stored: Config, config: Config) -> Config:
+    """The settings of a command that leaves it to the data which splits there are."""
+    if config.data.train_split is not None:
+        return config
+    data = replace(
+        config.data,
+        train_split=stored.data.train_split,
+        val_split=config.data.val_split or stored.data.val_split,
+    )
+    return replace(config, data=data)
+
+
+def _begin(
+    out: Path,
+    parts: Parts,
+    stored: runs.RunRecord | None,
+    checkpoint: Checkpoint | None,
+    is_forced: bool,
+    processes: Processes,
+) -> Position:
+    """Make the folder that of this run, and put everything back as it was; gives the position."""
+    if processes.is_first and stored is None:
+        _refuse_occupied(out)  # another training may have begun while the data were read
     if stored and not is_forced:
-        check_same_settings(stored.config, config)
-    if stored and config.data.path == stored.config.data.path:
-        refuse_moved(config.data.path, f"rankdet train DATA --resume --out {shlex.quote(str(out))}")
-    checkpoint = _newest(out) if is_resumed else None
-    # A signal before the first step ends the process at once: there is nothing to save.
-    parts = prepare(config, device, has_checkpoint=checkpoint is not None)
-    with closing(parts.loader), alone_in(out), StopRequest() as stop:
-        if stored is None:
-            _refuse_occupied(out)  # another training may have begun while the data were read
-        if stored and not is_forced:
-            check_same_data(stored, parts.record)
-        position = restore(parts, checkpoint) if checkpoint else Position()
-        _refuse_shorter(parts, position)
+        check_same_data(stored, parts.record)
+    position = restore(parts, checkpoint) if checkpoint else Position()
+    _refuse_shorter(parts, position)
+    if processes.is_first:
         runs.write_run(out, _record(parts, stored))
-        seconds = checkpoint.state["seconds"] if checkpoint else 0.0
-        _go(out, parts, position, stop, seconds)
-    return stop.exit_code
+    if checkpoint and (note := note_on_processes(checkpoint, processes.world_size)):
+        say(note)
+    return position
 
 
 def _record(parts: Parts, stored: runs.RunRecord | None) -> runs.RunRecord:
@@ -83,15 +167,26 @@ def _record(parts: Parts, stored: runs.RunRecord | None) -> runs.RunRecord:
     return replace(parts.record, provenance=stored.provenance, notes=stored.notes)
 
 
-def _go(out: Path, parts: Parts, position: Position, stop: StopRequest, seconds: float) -> None:
+def _go(
+    out: Path,
+    parts: Parts,
+    position: Position,
+    stop: StopRequest,
+    seconds: float,
+    processes: Processes,
+) -> None:
     """Train from this position to the last step, or until a signal comes."""
     settings = parts.config.training
+    detector = processes.wrapped(parts.detector)
+    average_precision = partial(
+        batch_average_precision, activation=parts.activation, synchronize=not processes.is_alone
+    )
     num_steps = _num_steps(settings, parts.steps_per_epoch)
     with (
         TrainingDisplay(
             start_step=position.step, num_steps=num_steps, num_epochs=settings.epochs
         ) as display,
-        Recorder(out, parts, display, stop, seconds) as recorder,
+        Recorder(out, parts, display, stop, seconds, processes) as recorder,
     ):
         _introduce(display, parts, position, num_steps)
         recorder.begin(position)
@@ -99,22 +194,26 @@ def _go(out: Path, parts: Parts, position: Position, stop: StopRequest, seconds:
         if is_due(position) and not recorder.is_evaluated(position):
             recorder.evaluate(position)  # the signal had come first
         steps = training_steps(
-            parts.detector,
+            detector,
             parts.criterion,
             parts.optimizer,
             parts.loader,
             learning_rate=_learning_rate(settings, parts.steps_per_epoch, num_steps),
-            average_precision=partial(batch_average_precision, activation=parts.activation),
+            average_precision=average_precision,
             settings=parts.step_settings,
             num_epochs=settings.epochs,
             start=position,
+            processes=processes,
         )
         with closing(steps):
-            while position.step < num_steps and not stop:
+            while position.step < num_steps and not stop.agreed():
                 try:
-                    position, report = _next(steps, out)
-                except (LoaderError, ConfigError, DataError):
-                    if stop:  # the signal has reached the processes that load or compile, too
+                    position, report = _next(steps, out, processes)
+                except (LoaderError, ConfigError, DataError, PeerStopped) as error:
+                    # What the data raise, all processes raise; a compiler may fail in one alone.
+                    if isinstance(error, ConfigError) and not processes.is_alone:
+                        raise
+                    if stop.agreed():  # the signal has reached those that load or compile, too
                         break
                     _rescue(recorder, display, out, position, num_steps)
                     raise
@@ -122,11 +221,11 @@ def _go(out: Path, parts: Parts, position: Position, stop: StopRequest, seconds:
                 is_end = position.batch == 0 or position.step == num_steps
                 if is_end or position.step % settings.save_every == 0:
                     recorder.save(position)
-                if is_due(position) and not stop:
+                if is_due(position) and not stop.agreed():
                     recorder.evaluate(position)
         if position.step > recorder.saved_step:
             recorder.save(position)
-        _say_how_it_ended(display, out, position, num_steps, is_stopped=bool(stop))
+        _say_how_it_ended(display, out, position, num_steps, is_stopped=stop.agreed())
 
 
 def _rescue(
@@ -139,11 +238,15 @@ def _rescue(
             _say_how_it_ended(display, out, position, num_steps, is_stopped=True)
 
 
-def _next(steps: Iterator[tuple[Position, Report]], out: Path) -> tuple[Position, Report]:
+def _next(
+    steps: Iterator[tuple[Position, Report]], out: Path, processes: Processes
+) -> tuple[Position, Report]:
     """The next step. Where it fails, the error says what is left, or what to leave out."""
     try:
         return next(steps)
     except TrainingError as error:
+        if not processes.is_first:
+            raise
         found = newest_checkpoint(out / runs.CHECKPOINTS)
         left = f"The last good checkpoint is {found}." if found else "There is no checkpoint yet."
         raise TrainingError(f"{error} {left}") from error
@@ -233,13 +336,19 @@ def _say_how_it_ended(
             display.note(f"See what came out: rankdet report {shlex.quote(str(out))}")
 
 
-def _refuse_several_processes() -> None:
-    """Under torchrun each process would train alone, all into one folder."""
-    num_processes = os.environ.get("WORLD_SIZE", "1")
-    if num_processes != "1":
-        raise ConfigError(
-            f"WORLD_SIZE = {num_processes}: training over several processes is not built yet. "
-            "Start `rankdet train` without torchrun."
+def _hint_at_restarts(processes: Processes) -> None:
+    """torchrun's own way to share a store makes some of its restarts fail."""
+    if processes.is_alone:
+        return
+    if processes.num_restarts:
+        say(f"torchrun has started the processes again (restart {processes.num_restarts}).")
+    elif (
+        os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+    ):
+        say(
+            "hint: torchrun's restarts (--max-restarts) are safer with the environment variable "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
         )
 
 
@@ -259,7 +368,9 @@ def _refuse_occupied(out: Path) -> None:
         raise CheckpointError(
             f"{out}: there is a run already. Go on with it by --resume, or give another --out."
         )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.is_dir() and runs.is_just_begun(out):
+        return
+    if out.exists():
         raise CheckpointError(f"{out}: this is not an empty folder. Give another one with --out.")
 
 

@@ -138,13 +138,24 @@ def test_two_processes_have_the_halves_of_each_batch() -> None:
     assert_close(torch.cat([half.images for half in halves]), whole.images)
 
 
+@pytest.mark.parametrize("settings", [{}, {"side": 96}])
+def test_a_process_without_images_still_gets_a_batch(settings: dict[str, int]) -> None:
+    (batch, *_) = held_of(rank=5, world_size=6, **settings).epoch(0)
+    side = settings.get("side", 32)
+    assert len(batch) == 0
+    assert batch.images.shape == (0, 3, side, side)
+    assert batch.images.dtype == torch.float32
+    assert batch.sizes.shape == (0, 2)
+    assert batch.targets == []
+
+
 def test_settings_are_checked_before_an_image_is_read() -> None:
     class Unread(Images):
         def image(self, index: int) -> Tensor:
             raise AssertionError("an image was read")
 
     for settings, word in (
-        ({"batch_size": 3, "world_size": 2}, "multiple of world_size"),
+        ({"batch_size": 3, "rank": 2, "world_size": 2}, "rank below world_size"),
         ({"batch_size": 11}, "at least batch_size"),
         ({"batch_size": 4, "seed": 2**32}, "below 2"),
     ):

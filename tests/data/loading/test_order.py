@@ -97,6 +97,27 @@ def test_the_processes_share_every_batch(world_size: int, length: int) -> None:
         assert as_lists(joined) == as_lists(alone.batches(epoch=2))
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [0, 5, 16, 17, 23])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_whole_batches_are_dealt_in_turn(world_size: int, length: int, drop_last: bool) -> None:
+    alone = BatchOrder(length, 4, 1, True, drop_last)
+    orders = [
+        BatchOrder(length, 4, 1, True, drop_last, rank, world_size, is_dealt=True)
+        for rank in range(world_size)
+    ]
+    hands = [order.batches(epoch=2) for order in orders]
+    assert [len(hand) for hand in hands] == [len(order) for order in orders]
+    assert len(set(map(len, orders))) == 1  # as many rounds for each
+    dealt = [batch for turn in zip(*hands, strict=True) for batch in turn]
+    assert as_lists(dealt[: len(alone)]) == as_lists(alone.batches(epoch=2))
+    assert all(len(batch) == 0 for batch in dealt[len(alone) :])
+    assert len(dealt) - len(alone) < world_size
+    assert [as_lists(order.batches(2, start=1)) for order in orders] == [
+        as_lists(hand[1:]) for hand in hands
+    ]
+
+
 def test_whole_batches_are_shared_evenly_and_in_order() -> None:
     assert [part_of(np.arange(8), rank, 2).tolist() for rank in range(2)] == [
         [0, 1, 2, 3],

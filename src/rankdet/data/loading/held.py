@@ -27,6 +27,7 @@ BatchedTransform = Callable[
     [PaddedImages, PackedTargets, "Sequence[SampleKey]"], tuple[Tensor, list[Target]]
 ]
 
+_USUAL_SIDE = 32
 _USUAL_LIMIT = 16 * GIBIBYTE
 _SHARE_OF_FREE = 0.5  # of a GPU's free memory; the training needs the rest
 
@@ -40,6 +41,7 @@ def make_held_loader(
     seed: int = 0,
     num_groups: int = 1,
     drop_ignored: bool = False,
+    side: int = _USUAL_SIDE,
     rank: int = 0,
     world_size: int = 1,
     on_image: Callable[[], None] | None = None,
@@ -49,9 +51,10 @@ def make_held_loader(
 
     The samples and their random changes are those of `make_loader` with the same seed and groups
     (shuffled, without a smaller last batch) and the transform for one image; only images longer
-    than 1536 pixels differ, which are held smaller. drop_ignored: as `WithoutIgnored`. on_image is
-    called for each image that was read. max_bytes: RankdetError if the images need more; None:
-    half of the GPU's free memory, elsewhere 16 GiB.
+    than 1536 pixels differ, which are held smaller. drop_ignored: as `WithoutIgnored`. side: height
+    and width where this process has no image of a batch: those of the others, where the transform
+    gives all images one size. on_image is called for each image that was read. max_bytes:
+    RankdetError if the images need more; None: half of the GPU's free memory, elsewhere 16 GiB.
     """
     order = make_loader(
         dataset,
@@ -67,7 +70,7 @@ def make_held_loader(
     store = ImageStore.from_dataset(dataset, device, max_bytes=limit, on_image=on_image)
     if drop_ignored:
         store.targets = store.targets.select(~store.targets.is_ignored)
-    return HeldLoader(order, store, transform, seed, dataset.name)
+    return HeldLoader(order, store, transform, seed, dataset.name, side)
 
 
 class HeldLoader:
@@ -83,6 +86,7 @@ class HeldLoader:
         transform: BatchedTransform,
         seed: int,
         name: Callable[[int], str],
+        side: int = _USUAL_SIDE,
     ) -> None:
         """order: says which samples stand in which batch; it loads nothing."""
         self.store = store
@@ -90,6 +94,7 @@ class HeldLoader:
         self._transform = transform
         self._seed = seed
         self._name = name
+        self._side = side
 
     def __len__(self) -> int:
         """Batches in an epoch."""
@@ -105,11 +110,15 @@ class HeldLoader:
     def _batch(self, epoch: int, indices: np.ndarray) -> Batch:
         numbers = indices.tolist()
         keys = [SampleKey(self._seed, epoch, index) for index in numbers]
-        images, targets = self._transform(*self.store.batch(numbers), keys)
+        if numbers:
+            images, targets = self._transform(*self.store.batch(numbers), keys)
+        else:
+            device = self.store.pixels.device
+            images, targets = torch.zeros(0, 3, self._side, self._side, device=device), []
         return Batch(
             images=images,
             targets=targets,
-            sizes=torch.tensor([target.size for target in targets], dtype=torch.int64),
+            sizes=torch.tensor([target.size for target in targets], dtype=torch.int64).view(-1, 2),
             indices=torch.tensor(numbers, dtype=torch.int64),
             names=tuple(map(self._name, numbers)),
         )

@@ -47,6 +47,7 @@ def make_loader(
     fill: Sequence[float] = IMAGENET_MEAN,
     rank: int = 0,
     world_size: int = 1,
+    is_dealt: bool = False,
     num_workers: int | None = None,
     prefetch: int = 2,
     timeout: float = 300,
@@ -56,8 +57,10 @@ def make_loader(
     """A loader of batches of `dataset`, each image changed by `transform(image, target, key)`.
 
     Which samples: batch_size images over all `world_size` processes, of which this one (`rank`)
-    loads its part. drop_last: leave out a last batch with fewer images; None: when shuffling.
-    num_groups: above 1, images of similar shape come together (2: upright, and the others).
+    loads its part, which may be empty. is_dealt: it loads whole batches instead, one of every
+    `world_size`, and empty ones where none is left for it. drop_last: leave out a last batch with
+    fewer images; None: when shuffling. num_groups: above 1, images of similar shape come together
+    (2: upright, and the others).
 
     What shape: size (height, width), which all images must then have; None: each batch is padded
     at the right and at the bottom, with the colour `fill`, to its largest image, rounded up to a
@@ -85,7 +88,9 @@ def make_loader(
     if num_groups > 1:
         sizes = np.array([dataset.size(index) for index in range(len(dataset))])
         groups = aspect_groups(sizes, num_groups)
-    order = BatchOrder(len(dataset), batch_size, seed, shuffle, drop_last, rank, world_size, groups)
+    order = BatchOrder(
+        len(dataset), batch_size, seed, shuffle, drop_last, rank, world_size, groups, is_dealt
+    )
     make = _MakeBatch(dataset, transform, seed, size, multiple, tuple(fill))
 
     def new_pool() -> WorkerPool:
@@ -249,11 +254,6 @@ def _check_seed(seed: int) -> None:
 def _check_order(length: int, batch_size: int, drop_last: bool, rank: int, world_size: int) -> None:
     if rank >= world_size:
         raise ValueError(f"expected rank below world_size = {world_size}, got {rank}")
-    if batch_size % world_size:
-        raise ValueError(
-            f"expected batch_size (over all processes) to be a multiple of world_size = "
-            f"{world_size}, got {batch_size}"
-        )
     if drop_last and length < batch_size:
         raise ValueError(
             f"expected a data set of at least batch_size = {batch_size} images, got {length}: "

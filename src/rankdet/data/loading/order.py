@@ -2,7 +2,8 @@
 
 Batches are cut from one order of the whole data set, and each process takes its part of every
 batch. So the samples of batch b are the same for any number of processes, and a run that is
-continued needs to know its epoch and position only.
+continued needs to know its epoch and position only. Where each image is looked at alone, as in an
+evaluation, the processes may take whole batches in turn instead.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class BatchOrder:
 
     batch_size: images of a batch over all `world_size` processes. drop_last: whether a last batch
     with fewer images is left out. groups (length,): see `aspect_groups`; None: no grouping.
+    is_dealt: each process takes whole batches: of `world_size` batches in a row, its own one.
     """
 
     length: int
@@ -32,29 +34,40 @@ class BatchOrder:
     rank: int = 0
     world_size: int = 1
     groups: np.ndarray | None = None
+    is_dealt: bool = False
 
     def __len__(self) -> int:
         """Batches in an epoch: the same in every process."""
+        return -(-self._num_batches // self.world_size) if self.is_dealt else self._num_batches
+
+    @property
+    def _num_batches(self) -> int:
+        """Of all processes."""
         whole, rest = divmod(self.length, self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def batches(self, epoch: int, start: int = 0) -> list[np.ndarray]:
         """The sample numbers of this process's part of each batch, from batch `start` on.
 
-        A part may be empty: the last batch can have fewer images than there are processes.
+        A part may be empty: a batch can have fewer images than there are processes, and the last
+        ones to be dealt can be fewer.
 
         >>> order = BatchOrder(5, batch_size=2, shuffle=False, drop_last=False)
         >>> [batch.tolist() for batch in order.batches(epoch=0)]
         [[0, 1], [2, 3], [4]]
+        >>> order = BatchOrder(5, 2, 0, False, False, rank=1, world_size=2, is_dealt=True)
+        >>> [batch.tolist() for batch in order.batches(epoch=0)]
+        [[2, 3], []]
         """
         if self.groups is None:
             order = epoch_order(self.length, self.seed, epoch, self.shuffle)
         else:
             order = grouped_order(self.groups, self.batch_size, self.seed, epoch, self.shuffle)
-        batches = (
-            order[number * self.batch_size : (number + 1) * self.batch_size]
-            for number in range(start, len(self))
-        )
+        end = self._num_batches * self.batch_size  # those after it are left out
+        if self.is_dealt:
+            own = [number * self.world_size + self.rank for number in range(start, len(self))]
+            return [_batch(order[:end], number, self.batch_size) for number in own]
+        batches = (_batch(order, number, self.batch_size) for number in range(start, len(self)))
         return [part_of(batch, self.rank, self.world_size) for batch in batches]
 
 
@@ -104,6 +117,10 @@ def aspect_groups(sizes: np.ndarray, num_groups: int = 2) -> np.ndarray:
     ratio = np.log2(sizes[:, 1] / sizes[:, 0])
     edges = np.linspace(-1, 1, num_groups + 1)[1:-1]
     return np.asarray(np.digitize(ratio, edges), dtype=np.int64)
+
+
+def _batch(order: np.ndarray, number: int, batch_size: int) -> np.ndarray:
+    return order[number * batch_size : (number + 1) * batch_size]
 
 
 def part_of(batch: np.ndarray, rank: int, world_size: int) -> np.ndarray:

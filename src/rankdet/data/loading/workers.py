@@ -17,10 +17,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ Make = Callable[[Any, Callable[[int], None]], Any]
 
 _POLL_SECONDS = 5.0  # how long to wait for a result before looking whether all workers live
 _NO_SAMPLE = -1
+_PLAIN = (str, bytes, int, float, type(None))  # arguments of an exception that can be copied
 # The fork server imports these once, before it starts the first worker.
 _PRELOADED = ["rankdet.data.loading.loader", "rankdet.data.augmentation.transforms"]
 
@@ -79,6 +80,7 @@ class WorkerPool:
         self.name = name
         self.timeout = timeout
         self.is_broken = False
+        self._last_words = ""
         self.progress = torch.full((max(1, num_workers),), _NO_SAMPLE).share_memory_()
         self.keys: list[Any] = []  # DataLoader goes through this list each time it is started
         self.iterator: Iterator[Any] | None = None
@@ -102,7 +104,8 @@ class WorkerPool:
         """Begin to work on `keys`; all results of the keys before must have been taken."""
         self.keys[:] = keys
         try:
-            self.iterator = iter(self.data_loader)
+            with _own_signal_handlers():
+                self.iterator = iter(self.data_loader)
         except (ConnectionError, EOFError) as error:
             raise LoaderError(
                 f"the workers cannot be started ({error}): the process that starts them has ended, "
@@ -118,8 +121,8 @@ class WorkerPool:
 
     def results(self) -> Iterator[Any]:
         """The result of each key, in order. What `make` raised is raised here."""
-        for _ in range(len(self.keys)):
-            yield self._next()
+        for number in range(len(self.keys)):
+            yield self._next(number)
 
     def close(self) -> None:
         """End all workers."""
@@ -129,30 +132,61 @@ class WorkerPool:
                 with suppress(RuntimeError):  # torch reports the death of a child of this process
                     worker.kill()
                     worker.join(_POLL_SECONDS)
+        workers = self._workers()
         # DataLoader has no public way to end its workers, and an exception that is being handled
         # keeps it alive: without this they would go on for as long.
         getattr(self.iterator, "_shutdown_workers", lambda: None)()
         self.iterator = None
+        for worker in workers:
+            if worker.is_alive():  # stopped: Python would wait for it at its end
+                worker.kill()
 
-    def _next(self) -> Any:
+    def _next(self, number: int) -> Any:
         assert self.iterator is not None
         started = time.monotonic()
-        while True:
-            try:
-                result = next(self.iterator)
-                break
-            except Exception as error:
-                self.is_broken = True
-                is_late = "timed out" in str(error)
-                self._raise_if_dead(wait=0 if is_late else 1)
-                if not is_late:
-                    raise
-                if self.timeout and time.monotonic() - started > self.timeout:
-                    raise LoaderError(self._hang_message()) from None
-                self.is_broken = False  # only slow: go on waiting
+        with self._limited(number):
+            while True:
+                try:
+                    result = next(self.iterator)
+                    break
+                except Exception as error:
+                    self.is_broken = True
+                    if self._last_words:
+                        raise LoaderError(self._last_words) from None
+                    is_late = "timed out" in str(error)
+                    self._raise_if_dead(wait=0 if is_late else 1)
+                    if not is_late:
+                        raise
+                    if self.timeout and time.monotonic() - started > self.timeout:
+                        raise LoaderError(self._hang_message(number)) from None
+                    self.is_broken = False  # only slow: go on waiting
         if isinstance(result, Exception):
             raise result
         return result
+
+    @contextmanager
+    def _limited(self, number: int) -> Iterator[None]:
+        """Kill the workers if the time is up and nothing is said about it.
+
+        The images of a result are fetched from the process that made them, and if that one was
+        stopped, the call waits for it without end.
+        """
+
+        def give_up() -> None:
+            self._last_words = self._hang_message(number)
+            for worker in self._workers():
+                worker.kill()
+
+        if not self.timeout or not self._workers():
+            yield
+            return
+        timer = threading.Timer(self.timeout + _POLL_SECONDS, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _raise_if_dead(self, wait: float) -> None:
         workers = self._workers()
@@ -163,13 +197,16 @@ class WorkerPool:
                 message = death_message(number, worker.pid, worker.exitcode, self._sample(number))
                 raise LoaderError(message) from None
 
-    def _hang_message(self) -> str:
-        samples = {number: self._sample(number) for number in range(len(self._workers()))}
-        busy = [f"worker {number} at {sample}" for number, sample in samples.items() if sample]
+    def _hang_message(self, number: int) -> str:
+        workers = self._workers()
+        late = number % len(workers)  # DataLoader deals out the keys in turn
+        stopped = [other for other, worker in enumerate(workers) if _is_stopped(worker.pid)]
+        if stopped and late not in stopped:
+            late = stopped[0]
         return (
-            f"no batch came from the {len(samples)} workers within {self.timeout:g} seconds"
-            f" ({'; '.join(busy) or 'none of them is at a sample'}). Check these files and the disk"
-            " that they are on, or allow more time with timeout=."
+            f"worker {late} (process {workers[late].pid}) gave no batch within {self.timeout:g} "
+            f"seconds{': it was stopped' if stopped else ''}. {_place(self._sample(late))}. Check "
+            "the file and the disk that it is on, or allow more time with timeout=."
         )
 
     def _sample(self, number: int) -> str:
@@ -179,6 +216,23 @@ class WorkerPool:
     def _workers(self) -> list[BaseProcess]:
         # Not public in DataLoader, but nothing else knows how a worker ended.
         return list(getattr(self.iterator, "_workers", ()))
+
+
+@contextmanager
+def _own_signal_handlers() -> Iterator[None]:
+    """Undo DataLoader's handler of SIGCHLD afterwards.
+
+    When a child has died it raises whatever the main thread is doing, in the middle of a step or a
+    save. `_next` looks for the dead itself.
+    """
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() != threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL if before is None else before)
 
 
 def worker_context(start_method: str) -> BaseContext:
@@ -210,7 +264,6 @@ def death_message(number: int, pid: int | None, exitcode: int, sample: str) -> s
     worker 0 (process 123) was ended by SIGKILL, probably because the memory was used up. It was
     at a.jpg. Use fewer workers, a smaller batch, or smaller images.
     """
-    where = f"It was at {sample}" if sample else "It was not at a sample"
     if exitcode < 0:
         name = signal.Signals(-exitcode).name
         cause, hint = _SIGNALS.get(name, ("", ""))
@@ -221,7 +274,18 @@ def death_message(number: int, pid: int | None, exitcode: int, sample: str) -> s
             "Its own message stands above. A script that loads data must protect its start with "
             '`if __name__ == "__main__":`, because workers import it.'
         )
-    return f"worker {number} (process {pid}) {how}. {where}. {hint}".strip()
+    return f"worker {number} (process {pid}) {how}. {_place(sample)}. {hint}".strip()
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a signal has stopped the process, as far as this can be known."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def _place(sample: str) -> str:
+    return f"It was at {sample}" if sample else "It was not at a sample"
 
 
 class _Tasks(Dataset[Any]):
@@ -248,16 +312,16 @@ class _Tasks(Dataset[Any]):
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception with its traceback in a note, or a substitute if it cannot be sent."""
+    """The exception with its traceback in a note; a substitute unless it is sure to arrive.
+
+    It is copied to the main process, and one of unknown make can fail in any way when it is.
+    """
     if isinstance(error, RankdetError):
         return error
     frames = "".join(traceback.format_tb(error.__traceback__))
     error.add_note(f"Raised in a worker process:\n{frames}")
-    try:
-        is_same = type(ForkingPickler.loads(ForkingPickler.dumps(error))) is type(error)
-    except Exception:  # whatever an exception of unknown make can do when it is copied
-        is_same = False
-    if is_same:
+    is_of_python = type(error).__module__ == "builtins" and vars(error).keys() == {"__notes__"}
+    if is_of_python and all(type(part) in _PLAIN for part in error.args):
         return error
     substitute = RuntimeError(f"{type(error).__name__}: {error}")
     for note in error.__notes__:
