@@ -98,9 +98,11 @@ def test_bench_reliability_hands_its_options_on(
 ) -> None:
     calls = record(monkeypatch, "rankdet.bench.reliability", "main", is_as_expected)
     counts = tmp_path / "new" / "counts.json"
-    result = invoke("bench", "reliability", "--quick", "--json", str(counts), "--seed", "2")
+    options = ("--seed", "2", "--only", "data", "--only", "kill")
+    result = invoke("bench", "reliability", "--quick", "--json", str(counts), *options)
     assert result.exit_code == status, result.output
-    assert calls == [((), {"quick": True, "json_file": counts, "seed": 2})]
+    wanted = {"quick": True, "json_file": counts, "seed": 2, "only": ("data", "kill")}
+    assert calls == [((), wanted)]
     assert counts.parent.is_dir()
 
 

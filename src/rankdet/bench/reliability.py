@@ -1,10 +1,10 @@
-"""`rankdet bench reliability`: named cases of bad data, attacks, and thousands of spoilt files."""
+"""`rankdet bench reliability`: bad data, attacks, thousands of spoilt files, and faults."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,37 @@ from rich.table import Table
 
 from rankdet.bench import attacks, bad_data, fuzz
 from rankdet.bench.bad_case import Case
+from rankdet.bench.faults import table as faults
 from rankdet.bench.spoilt import IMAGE_KINDS, TEXT_KINDS
+from rankdet.errors import RankdetError
 from rankdet.output import write_whole
+from rankdet.progress import say
 from rankdet.provenance import provenance
 
 NUM_TEXTS, NUM_IMAGES = 5000, 500  # of each kind
 NUM_TEXTS_QUICK, NUM_IMAGES_QUICK = 100, 20
 
+DATA = "data"  # the name of all that is tried on readers of data
+NAMES = (DATA, *(fault.name for fault in faults.FAULTS))
+
+_TABLES = ("cases", "attacks", "spoilt", "faults")
+
 _Advance = Callable[[], None]
+_Part = Callable[[str, int], _Advance]
+_Rows = list[dict[str, Any]]
 
 
-def main(*, quick: bool, json_file: Path | None, seed: int) -> bool:
+def main(*, quick: bool, json_file: Path | None, seed: int, only: Collection[str] = ()) -> bool:
     """Try everything, print the tables, write them as JSON if asked; whether all was as it should.
 
-    Every problem is printed. A spoilt file of the tables is read again by
-    `rankdet.bench.fuzz.repeat(kind, seed, index)`.
+    only: some of NAMES; all, if there are none. Every problem is printed. A spoilt file of the
+    tables is read again by `rankdet.bench.fuzz.repeat(kind, seed, index)`.
     """
+    if unknown := set(only) - set(NAMES):
+        known = ", ".join(NAMES)
+        raise RankdetError(f"--only {min(unknown)}: expected one of {known}.")
     console = Console()
-    results = _tried(quick, seed, console)
+    results = _tried(quick, seed, only or NAMES, console)
     _print_tables(results, console)
     if json_file is not None:
         record = {"provenance": provenance(seed=seed, quick=quick), **results}
@@ -42,31 +55,43 @@ def main(*, quick: bool, json_file: Path | None, seed: int) -> bool:
     return bool(results["is_as_expected"])
 
 
-def _tried(quick: bool, seed: int, console: Console) -> dict[str, Any]:
+def _tried(quick: bool, seed: int, names: Collection[str], console: Console) -> dict[str, Any]:
     """All results, ready for JSON."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+
+        def part(what: str, total: int) -> _Advance:
+            if not console.is_terminal:
+                say(f"{what} ...")
+            task = bar.add_task(escape(what), total=total)
+            return lambda: bar.advance(task)
+
+        data = _try_data(quick, seed, part) if DATA in names else ([], [], [])
+        fault_rows = faults.try_faults(names, quick=quick, seed=seed, part=part)
+    case_rows, attack_rows, fuzz_rows = data
+    rows = (*case_rows, *attack_rows, *fuzz_rows, *fault_rows)
+    return {
+        "is_as_expected": not any(row["problems"] for row in rows),
+        "limits": {"seconds": fuzz.MAX_SECONDS, "megabytes": fuzz.MAX_MEGABYTES},
+        "cases": case_rows,
+        "attacks": attack_rows,
+        "spoilt": fuzz_rows,
+        "faults": fault_rows,
+    }
+
+
+def _try_data(quick: bool, seed: int, part: _Part) -> tuple[_Rows, _Rows, _Rows]:
+    """The rows about bad data, attacks, and spoilt files."""
     num_files = {
         **dict.fromkeys(TEXT_KINDS, NUM_TEXTS_QUICK if quick else NUM_TEXTS),
         **dict.fromkeys(IMAGE_KINDS, NUM_IMAGES_QUICK if quick else NUM_IMAGES),
     }
     cases, named = bad_data.all_cases(), list(attacks.attacks())
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-
-        def part(what: str, total: int) -> _Advance:
-            task = bar.add_task(what, total=total)
-            return lambda: bar.advance(task)
-
-        case_rows = _try_cases(cases, part("named cases", len(cases)))
-        attack_rows = _try_attacks(named, part("attacks", len(named)))
-        fuzz_rows = _try_spoilt(num_files, seed, part("spoilt files", sum(num_files.values())))
-    num_problems = sum(len(row["problems"]) for row in (*case_rows, *attack_rows, *fuzz_rows))
-    return {
-        "is_as_expected": num_problems == 0,
-        "limits": {"seconds": fuzz.MAX_SECONDS, "megabytes": fuzz.MAX_MEGABYTES},
-        "cases": case_rows,
-        "attacks": attack_rows,
-        "spoilt": fuzz_rows,
-    }
+    return (
+        _try_cases(cases, part("named cases", len(cases))),
+        _try_attacks(named, part("attacks", len(named))),
+        _try_spoilt(num_files, seed, part("spoilt files", sum(num_files.values()))),
+    )
 
 
 def _try_cases(cases: list[Case], advance: _Advance) -> list[dict[str, Any]]:
@@ -124,6 +149,19 @@ def _try_spoilt(num_files: dict[str, int], seed: int, advance: _Advance) -> list
 
 
 def _print_tables(results: dict[str, Any], console: Console) -> None:
+    if results["cases"]:
+        _print_data_tables(results, console)
+    if results["faults"]:
+        console.print(faults.as_table(results["faults"]))
+    for row in (row for key in _TABLES for row in results[key]):
+        for text in row["problems"]:
+            place = row.get("format") or row.get("title") or row.get("name") or row["kind"]
+            console.print(f"[red]{escape(place)}[/red]: {escape(text)}", highlight=False)
+    if results["is_as_expected"]:
+        console.print("All as it should be.")
+
+
+def _print_data_tables(results: dict[str, Any], console: Console) -> None:
     table = Table("bad data", "cases", "not as expected", title="Named cases")
     for row in results["cases"]:
         table.add_row(row["format"], str(row["tried"]), _judged(row))
@@ -144,13 +182,6 @@ def _print_tables(results: dict[str, Any], console: Console) -> None:
         cost = (f"{row['slowest']:.0f}", f"{row['megabytes']:.0f}")
         table.add_row(row["kind"], *counts, _judged(row), *cost)
     console.print(table)
-
-    for row in (*results["cases"], *results["attacks"], *results["spoilt"]):
-        for text in row["problems"]:
-            place = row.get("format") or row.get("name") or row["kind"]
-            console.print(f"[red]{escape(place)}[/red]: {escape(text)}", highlight=False)
-    if results["is_as_expected"]:
-        console.print("All as it should be.")
 
 
 def _judged(row: dict[str, Any]) -> str:
