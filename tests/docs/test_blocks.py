@@ -19,6 +19,7 @@ import typer
 from defusedxml import ElementTree
 from PIL import Image
 from torch import nn
+from torch.distributed.run import get_args_parser
 
 from rankdet.cli import app
 from rankdet.config import apply_settings, read_config, to_dict
@@ -33,7 +34,8 @@ NOT_RUN = {
     "git": "needs a network",
     "cd": "the test is in a folder of its own",
     "source": "there is no environment to enter",
-    "torchrun": "several processes; tests/engine has those; the command behind -m is parsed",
+    "torchrun": "several processes; tests/workflows has those; the command behind -m is parsed",
+    "srun": "there is no cluster; torchrun's and rankdet's part is parsed",
     "tensorboard": "a server that does not end",
     "rankdet bench": "minutes; tests/bench runs small ones; the options are parsed",
     "rankdet reproduce theory": "40 seconds; tests/experiments runs its parts; parsed",
@@ -44,7 +46,9 @@ NEEDED = {
     'device="cuda"': (
         "a CUDA device; tests/losses/test_cuda.py has graphs",
         torch.cuda.is_available,
-    )
+    ),
+    "init_process_group": ("several processes; test_distributed.py starts them", lambda: False),
+    "import ray": ("a Ray cluster; the page says that it was not run", lambda: False),
 }
 # Options that the test adds: the same work, small. The last one given counts.
 SMALL_TRAIN = "--device cpu --workers 0 --weights none --backbone small --size 64 --batch-size 2"
@@ -201,8 +205,12 @@ def run_command(words: list[str], root: Path) -> None:
 
 def check_command(words: list[str], root: Path) -> None:
     """Whether a command that is not run could be."""
-    if "rankdet" in words and words[0] in ("torchrun", "rankdet"):
-        parse_rankdet(words[words.index("rankdet") + 1 :])
+    if words[0] in ("torchrun", "srun"):
+        torchrun = get_args_parser().parse_args(words[words.index("torchrun") + 1 :])
+        words = [torchrun.training_script, *torchrun.training_script_args]
+        assert torchrun.module == (words[0] == "rankdet")
+    if words[0] == "rankdet":
+        parse_rankdet(words[1:])
     for extra in re.findall(r"\[(\w+)\]", " ".join(words)) if words[0] == "pip" else ():
         project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
         assert extra in project["optional-dependencies"], f"there is no extra {extra}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from markdown_it import MarkdownIt
+from torch.distributed.run import get_args_parser
 
 from rankdet.cli import app
 
@@ -65,8 +66,12 @@ def options(command: Any) -> set[str]:
     return own.union(*(options(part) for part in inner)) | {"--help"}
 
 
+def options_of_torchrun() -> set[str]:
+    return {name for action in get_args_parser()._actions for name in action.option_strings}
+
+
 def test_options_in_the_text_exist(page: Any) -> None:
-    known = options(typer.main.get_command(app))
+    known = options(typer.main.get_command(app)) | options_of_torchrun()
     for token in page.inline():
         if token.type in ("text", "code_inline"):
             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", token.content):
