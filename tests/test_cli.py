@@ -263,3 +263,14 @@ def test_a_record_does_not_replace_a_file_of_somebody_else(
         invoke("bench", command, "--quick", "--json", str(table)).exception, RankdetError
     )
     assert len(calls) == 1
+
+
+def test_only_a_training_is_for_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    refused = invoke("check", "nowhere").exception
+    assert isinstance(refused, RankdetError)
+    assert "WORLD_SIZE = 2: `rankdet check` runs in one process" in str(refused)
+    assert "torchrun" not in str(invoke("train", "nowhere", "--loss", "none").exception)
+    monkeypatch.delenv("RANK")  # some batch systems set the one without the other
+    assert "torchrun" not in str(invoke("check", "nowhere").exception)

@@ -473,7 +473,7 @@ def test_one_fault_alone_is_tried_and_recorded(
     printed = capsys.readouterr()
     assert "no belt" in printed.out
     assert "All as it should be." in printed.out
-    assert "no belt ..." in printed.err
+    assert "no belt ...\n  2 of 2 survived, 0 s\n" in printed.err
 
 
 @pytest.mark.usefixtures("two_faults")
@@ -482,6 +482,26 @@ def test_a_broken_build_that_survives_fails_the_bench(capsys: pytest.CaptureFixt
     printed = " ".join(capsys.readouterr().out.split())
     assert "no [braces]: a broken build was not noticed: without a belt" in printed
     assert "All as it should be." not in printed
+
+
+@pytest.mark.usefixtures("two_faults")
+def test_sigterm_ends_the_bench_with_its_files_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(trial: Trial) -> Outcome:
+        (trial.folder / "file").touch()
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fault = Fault("belt", "no belt", interrupted, (), tries=(1, 1))
+    monkeypatch.setattr(table, "FAULTS", (fault,))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        reliability.main(quick=True, json_file=None, seed=0, only=("belt",))
+    assert ended.value.code == 143
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

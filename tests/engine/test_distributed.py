@@ -20,6 +20,7 @@ from rankdet.engine.distributed import (
     read_launch,
 )
 from rankdet.engine.reasons import Reasons
+from rankdet.engine.train import _collecting_gradients
 from rankdet.errors import ConfigError, TrainingError
 from rankdet.losses.collectives import PeerError
 
@@ -161,6 +162,11 @@ def test_the_detector_is_wrapped_without_a_warning(
         assert detector.layer.weight.grad.tolist() == [[6.0, 6.0]]
         gradients = [parameter.grad for parameter in wrapped.parameters()]
         assert sum(gradient is not None for gradient in gradients) == 2  # not of the idle weight
+        for is_last in (False, True):  # of the micro-batches of a step
+            with _collecting_gradients(wrapped, is_last):
+                assert wrapped.require_backward_grad_sync is is_last
+        with _collecting_gradients(detector, is_last=False):
+            pass
     assert capfd.readouterr().err == ""
     assert list(recwarn) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rankdet.engine.distributed import ALONE, PeerStopped, Processes
 from rankdet.engine.train import Position, Report, StepSettings, Stopwatch, training_steps
 from rankdet.errors import TrainingError
 from rankdet.structures import Predictions, Target
@@ -98,6 +100,7 @@ def steps(
     rate: float = 0.1,
     criterion: object = criterion,
     optimizer: torch.optim.Optimizer | None = None,
+    processes: Processes = ALONE,
     **settings: object,
 ) -> list[tuple[Position, Report]]:
     """Train to the end, with plain SGD unless told otherwise."""
@@ -112,6 +115,7 @@ def steps(
             settings=StepSettings(device=torch.device("cpu"), **settings),  # type: ignore[arg-type]
             num_epochs=num_epochs,
             start=start,
+            processes=processes,
         )
     )
 
@@ -460,3 +464,61 @@ def test_a_gpu_finishes_its_work_only_where_time_is_measured(
     with Stopwatch(StepSettings(device=gpu), is_on).part("step"):
         pass
     assert waited == [gpu, gpu] * is_on
+
+
+# Several processes
+
+
+class Pair(Processes):
+    """Two processes, of which the other says what the test wants."""
+
+    def __init__(self, rank: int, other: list[float]) -> None:
+        super().__init__(rank, world_size=2)
+        object.__setattr__(self, "other", other)
+
+    @property
+    def is_alone(self) -> bool:
+        return False
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        return tensor + torch.tensor(self.other)  # type: ignore[attr-defined]
+
+    def gathered(self, content: bytes) -> list[bytes]:
+        return [content, b'["theirs.jpg"]'] if self.is_first else []
+
+
+def test_losses_are_averaged_over_the_processes_and_images_counted() -> None:
+    # Of the other: sum of the scores, class and box loss, norm, images.
+    pair = Pair(0, [5.0, 4.0, 3.0, 3.0, 3.0])
+    ((_, report),) = steps(OneWeight(1.0), FakeLoader([[2.0]]), processes=pair)
+    assert report.losses == {"class": 3.0, "box": 2.0}
+    assert report.gradient_norm == 3.0
+    assert report.num_images == 4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_number_of_another_process_that_is_not_finite_stops_this_one_too(rank: int) -> None:
+    detector = OneWeight(1.0)
+    pair = Pair(rank, [math.nan, 4.0, 3.0, 3.0, 3.0])
+    with pytest.raises(TrainingError) as error:
+        steps(detector, FakeLoader([[2.0]]), processes=pair)
+    assert detector.weight.item() == 1.0
+    if rank:
+        assert str(error.value) == (
+            "process 1 stops with the others: the sum of the class scores = nan"
+        )
+    else:
+        assert "Its images: epoch0-batch0.jpg, theirs.jpg." in str(error.value)
+
+
+def test_what_another_process_raises_comes_before_the_step() -> None:
+    class Failing(Pair):
+        @contextlib.contextmanager
+        def together(self) -> Iterator[None]:
+            yield
+            raise PeerStopped("process 1: no luck")
+
+    detector = OneWeight(1.0)
+    with pytest.raises(PeerStopped):
+        steps(detector, FakeLoader([[2.0]]), processes=Failing(0, [0.0] * 5))
+    assert detector.weight.item() == 1.0

@@ -23,6 +23,7 @@ from rankdet.config import (
 from rankdet.data.loading.collate import Batch
 from rankdet.data.loading.loader import Loader
 from rankdet.engine import distributed
+from rankdet.engine import train as engine
 from rankdet.errors import CheckpointError, DataError, RankdetError
 from rankdet.workflows import train as workflow
 from rankdet.workflows.recording import Recorder
@@ -198,6 +199,19 @@ def see_infinite_pixel(step: int) -> None:
         return batch
 
     _with_batches(change)
+
+
+def have_bad_ignored_score(step: int) -> None:
+    """A score that is NaN where no loss reads it: no other process can know."""
+    original = engine._to_check
+    steps = iter(range(1000))
+
+    def to_check(parts: Any, soundness: list[torch.Tensor], *others: Any) -> Any:
+        if next(steps) == step:
+            soundness = [total * float("nan") for total in soundness]
+        return original(parts, soundness, *others)
+
+    engine._to_check = to_check
 
 
 def get_sigterm_in_evaluation(step: int) -> None:

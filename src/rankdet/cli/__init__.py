@@ -18,7 +18,7 @@ from rankdet import __version__
 from rankdet.cli import bench, data, demo, report, reproduce, running, training
 from rankdet.cli.options import Format
 from rankdet.cli.reproduce import EXPERIMENTS
-from rankdet.errors import RankdetError
+from rankdet.errors import ConfigError, RankdetError
 
 __all__ = ["EXPERIMENTS", "Format", "app", "main"]
 
@@ -60,8 +60,19 @@ def _print_version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
+def _refuse_several_processes(command: str | None) -> None:
+    """Under torchrun each process would do all of it, and write the same files."""
+    num_processes = os.environ.get("WORLD_SIZE", "1")
+    if command != "train" and "RANK" in os.environ and num_processes != "1":
+        raise ConfigError(
+            f"WORLD_SIZE = {num_processes}: `rankdet {command}` runs in one process. "
+            "Start it without torchrun; only `rankdet train` is for several processes."
+        )
+
+
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -70,6 +81,7 @@ def _root(
     ] = False,
 ) -> None:
     """Ranking losses for object detection."""
+    _refuse_several_processes(context.invoked_subcommand)
 
 
 def main() -> None:

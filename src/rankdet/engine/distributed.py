@@ -332,6 +332,7 @@ def _reason_to_tell(processes: Processes, error: BaseException) -> str | None:
     own = f"process {processes.rank} stops"
     told: str | None = None
     if isinstance(error, PeerError | PeerStopped):
+        reasons.leave("")
         told = f"{own} because of another: {error}"
     elif _is_loss_of_a_process(error):
         reasons.leave("")

@@ -66,7 +66,7 @@ class Reasons:
         Not for long: those that are in the middle of a collective notice only by its end.
         """
         others = [f"closed/{rank}" for rank in range(1, self.world_size)]
-        deadline = time.monotonic() + _SECONDS_FOR_TWINS
+        deadline = time.monotonic() + 2 * _SECONDS_FOR_TWINS  # they may have just begun to look
         if not self._is_there():
             return
         with suppress(RuntimeError, OSError):

@@ -32,6 +32,7 @@ from torch.nn.functional import pad
 
 from rankdet.losses.collectives import (
     eager_where_synchronized,
+    largest,
     own_group,
     summed,
     summed_together,
@@ -178,6 +179,8 @@ def _most_violating_ranking(
         counts = summed(bin_negatives(logits, labels, mask, scores.flatten(), False)[0], group)
         numbers = (counts.sum() - counts.cumsum(0)[:-1]).view_as(keys)
         places = _best_places(numbers, scores, open_segments, positives, num_negatives)
+        # Rounding may decide between equals, and the processes must take the same way from here.
+        places = largest(places, group)
         found.append([numbers, places, scores])
         segments = open_segments.split(keys, numbers, places)
         is_wide = segments.high - segments.low > 1

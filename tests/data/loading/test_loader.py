@@ -415,6 +415,8 @@ def test_a_worker_that_was_stopped_between_two_batches_is_named(
     if has_result:  # which nobody but the stopped process can hand over
         time.sleep(1)
     os.kill(stopped, signal.SIGSTOP)
+    while not workers._is_stopped(stopped):
+        time.sleep(0.01)
     text = rf"worker {number} \(process {stopped}\) gave no batch within 1 seconds: it was stopped"
     # Also if it is the turn of the other, whose result stands behind one of this worker.
     assert re.match(text, pool._hang_message(1 - number))

@@ -6,10 +6,11 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from unittest import mock
 
+from rankdet.bench.faults.announcements import BEGIN, Announcements
 from rankdet.bench.faults.fault import BrokenBuild, Fault, Outcome, Trial
 from rankdet.bench.faults.patches import Patch
 from rankdet.bench.faults.processes import Ended
@@ -32,16 +33,18 @@ def try_full_disk(trial: Trial) -> Outcome:
         _must_succeed(trial.server.rankdet(*train_arguments(run, epochs=1)).wait())
         expected = _hash(run)
         for number in range(1 if trial.is_broken else trial.count(_NUM_TRIES, _NUM_TRIES_QUICK)):
-            free = trial.chance.randint(_LEAST, _MOST)
-            # Every other time the disk fills up after the look at the free space.
-            is_found_late = number % 2 == 1 or not is_mounted
-            ended = _resumed(trial, run, free, is_mounted, is_found_late)
+            if not is_mounted:
+                ended = _resumed_with_limit(trial, run)
+            elif number % 2 == 0:
+                ended = _resumed_while_it_fills_up(trial, run)
+            else:
+                ended = _resumed(trial, run)
             outcome.add(_problem(ended, run, expected, is_mounted))
             trial.advance()
         if not trial.is_broken:
             _must_succeed(trial.server.rankdet(*_arguments(run)).wait())  # there is room again
     how = "a tmpfs" if is_mounted else "RLIMIT_FSIZE: no right to mount a tmpfs"
-    outcome.worst = f"{_LEAST / 1e6:.1f} to {_MOST / 1e6:.0f} MB too little; {how}"
+    outcome.worst = f"{_LEAST / 1e6:.1f} to {_MOST / 1e6:.0f} MB free of 6.5 needed; {how}"
     return outcome
 
 
@@ -70,21 +73,40 @@ def _small_disk(folder: Path) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _resumed(trial: Trial, run: Path, free: int, is_mounted: bool, is_found_late: bool) -> Ended:
-    """How the run ends that has only so many bytes left."""
-    patches = list(trial.patches)
-    if is_found_late and is_mounted:
-        patches.append(Patch(claim_free_space))
+def _resumed(trial: Trial, run: Path) -> Ended:
+    """How the run ends that finds the disk nearly full."""
+    with _filled(trial, run):
+        return trial.server.rankdet(*_arguments(run), patches=trial.patches).wait()
+
+
+def _resumed_while_it_fills_up(trial: Trial, run: Path) -> Ended:
+    """How the run ends that has looked at the free space before others took it."""
+    with _filled(trial, run) as filler, Announcements(trial.folder / "announcements") as saves:
+        patches = (*trial.patches, Patch(overlook_space), saves.patch)
+        child = trial.server.rankdet(*_arguments(run), patches=patches)
+        saves.wait_for(BEGIN, child)
+        while not child.has_ended():
+            with suppress(OSError), filler.open("ab") as stream:
+                stream.write(bytes(2**20))
+        return child.wait()
+
+
+def _resumed_with_limit(trial: Trial, run: Path) -> Ended:
+    """How the run ends whose files may not become as large as those of a checkpoint."""
+    limit = Patch(limit_file_sizes, (trial.chance.randint(_LEAST, _MOST // 2),))
+    return trial.server.rankdet(*_arguments(run), patches=(*trial.patches, limit)).wait()
+
+
+@contextmanager
+def _filled(trial: Trial, run: Path) -> Iterator[Path]:
+    """A file that leaves little on the disk."""
     filler = run.parent / "filler"
-    if is_mounted:
-        with filler.open("wb") as stream:
-            stream.write(bytes(shutil.disk_usage(run).free - free))
-    else:
-        patches.append(Patch(limit_file_sizes, (free // 2,)))
+    size = shutil.disk_usage(run).free - trial.chance.randint(_LEAST, _MOST)
+    filler.write_bytes(bytes(size))
     try:
-        return trial.server.rankdet(*_arguments(run), patches=patches).wait()
+        yield filler
     finally:
-        filler.unlink(missing_ok=True)
+        filler.unlink()
 
 
 def _problem(ended: Ended, run: Path, expected: str | None, is_mounted: bool) -> str | None:
@@ -110,10 +132,9 @@ def _hash(run: Path) -> str | None:
 # In the child
 
 
-def claim_free_space() -> None:
-    """The system says that the disk is nearly empty: it fills up only afterwards."""
-    usage = shutil.disk_usage("/")._replace(free=2**40)
-    mock.patch("shutil.disk_usage", return_value=usage).start()
+def overlook_space() -> None:
+    """The look at the free space comes too early to see anything."""
+    mock.patch("rankdet.engine.sealed_folder._check_space").start()
 
 
 def limit_file_sizes(num_bytes: int) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from rankdet.bench.faults.changes import is_change
+from rankdet.bench.faults.announcements import BEGIN, END, Announcements
 from rankdet.bench.faults.fault import BrokenBuild, Fault, Outcome, Trial
 from rankdet.bench.faults.patches import Patch
-from rankdet.bench.faults.processes import HANG_SECONDS, Child
+from rankdet.bench.faults.processes import Child
 from rankdet.bench.faults.training import (
     STEPS_PER_EPOCH,
     resume_arguments,
@@ -26,14 +23,12 @@ from rankdet.engine import sealed_folder
 from rankdet.engine.checkpoint import load_checkpoint, newest_checkpoint
 from rankdet.engine.records import read_metrics
 from rankdet.errors import RankdetError
-from rankdet.workflows.recording import Recorder
 from rankdet.workflows.run import CHECKPOINTS, METRICS_FILE, is_run
 
 _NUM_KILLS, _NUM_KILLS_QUICK = 200, 4
 _NUM_STEPS = 12
 _OTHER_FILE_SYSTEM = Path("/dev/shm")
 _PIECE = 65536  # bytes
-_BEGIN, _END = b"(", b")"
 
 
 def try_saves(trial: Trial) -> Outcome:
@@ -75,13 +70,13 @@ def _temporary_folders() -> list[str]:
 def _let_alone(trial: Trial) -> tuple[dict[int, str], float]:
     """Of the real build: the hash of each step's checkpoint, and the seconds of a save."""
     run = trial.folder / "whole"
-    with _Announcements(trial.folder / "announcements") as saves:
+    with Announcements(trial.folder / "announcements") as saves:
         arguments = (*_train_arguments(run), "--set", "training.keep_checkpoints=100")
         child = trial.server.rankdet(*arguments, patches=[saves.patch])
         seconds = []
-        while saves.wait_for(_BEGIN, child):
+        while saves.wait_for(BEGIN, child):
             begin = time.monotonic()
-            if saves.wait_for(_END, child):
+            if saves.wait_for(END, child):
                 seconds.append(time.monotonic() - begin)
         ended = child.wait()
     if ended.status != 0 or len(seconds) != _NUM_STEPS:
@@ -94,7 +89,7 @@ def _let_alone(trial: Trial) -> tuple[dict[int, str], float]:
     return hashes, sorted(seconds)[len(seconds) // 2]
 
 
-def _start(trial: Trial, run: Path, saves: _Announcements, environment: Mapping[str, str]) -> Child:
+def _start(trial: Trial, run: Path, saves: Announcements, environment: Mapping[str, str]) -> Child:
     arguments = resume_arguments(run) if is_run(run) else _train_arguments(run)
     patches = (*trial.patches, saves.patch)
     return trial.server.rankdet(*arguments, patches=patches, environment=environment)
@@ -106,10 +101,10 @@ def _train_arguments(run: Path) -> list[str]:
 
 def _kill_in_save(trial: Trial, run: Path, seconds: float, environment: Mapping[str, str]) -> bool:
     """Go on with the run, and kill it so long after a save has begun; False: it has ended."""
-    with _Announcements(trial.folder / "announcements") as saves:
+    with Announcements(trial.folder / "announcements") as saves:
         child = _start(trial, run, saves, environment)
         for _ in range(trial.chance.randint(1, 3)):
-            saves.wait_for(_BEGIN, child)
+            saves.wait_for(BEGIN, child)
         time.sleep(seconds)
         child.kill()
         return child.wait().status == -signal.SIGKILL
@@ -129,65 +124,7 @@ def _problem(run: Path, hashes: Mapping[int, str]) -> str | None:
     return None
 
 
-class _Announcements:
-    """A named pipe through which a child says that a save begins or ends."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._rest = b""
-
-    def __enter__(self) -> _Announcements:
-        self.path.unlink(missing_ok=True)
-        os.mkfifo(self.path)
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
-
-    @property
-    def patch(self) -> Patch:
-        """What makes a child use it."""
-        return Patch(announce_saves, (str(self.path),))
-
-    def wait_for(self, sign: bytes, child: Child) -> bool:
-        """Whether the sign has come; False once the child has ended."""
-        deadline = time.monotonic() + HANG_SECONDS
-        while sign not in self._rest and time.monotonic() < deadline:
-            if child.has_ended():
-                return False
-            readable, _, _ = select.select([self._descriptor], [], [], 0.1)
-            if readable and not (received := os.read(self._descriptor, 100)):
-                time.sleep(0.001)  # nobody has opened the other end yet, or not any more
-            elif readable:
-                self._rest += received
-        _, _, self._rest = self._rest.partition(sign)
-        return True
-
-
-# In the child
-
-
-def announce_saves(file: str) -> None:
-    """From now on, the first change on the disk and the end of every save go through the pipe."""
-    descriptor = os.open(file, os.O_WRONLY)
-    original = Recorder.save
-    is_awaited = False
-
-    def announce(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal is_awaited
-        if is_awaited and is_change(event, arguments):
-            is_awaited = False
-            os.write(descriptor, _BEGIN)
-
-    def save(self: Recorder, *arguments: Any) -> None:
-        nonlocal is_awaited
-        is_awaited = True  # before it writes, a save copies and hashes for a while
-        original(self, *arguments)
-        os.write(descriptor, _END)
-
-    sys.addaudithook(announce)
-    mock.patch.object(Recorder, "save", save).start()
+# A broken build
 
 
 def write_in_place() -> None:
