@@ -22,7 +22,7 @@ from rankdet.bench.faults.training import (
 from rankdet.engine import sealed_folder
 from rankdet.engine.checkpoint import load_checkpoint, newest_checkpoint
 from rankdet.engine.records import read_metrics
-from rankdet.errors import RankdetError
+from rankdet.errors import CheckpointError, RankdetError
 from rankdet.workflows.run import CHECKPOINTS, METRICS_FILE, is_run
 
 _NUM_KILLS, _NUM_KILLS_QUICK = 200, 4
@@ -116,7 +116,10 @@ def _problem(run: Path, hashes: Mapping[int, str]) -> str | None:
     rows = [row["step"] for row in read_metrics(run / METRICS_FILE) if row["kind"] == "step"]
     if newest is None:
         return f"{run.name}: no checkpoint can be read" if max(rows, default=0) > 1 else None
-    read = load_checkpoint(newest)
+    try:
+        read = load_checkpoint(newest)
+    except CheckpointError as error:
+        return f"{run.name}: {error}"
     if tensors_hash(read) != hashes[read.step]:
         return f"{run.name}: {newest.name} has other numbers"
     if rows and read.step < max(rows) - 1:  # the row of a step is written before it is saved

@@ -204,9 +204,9 @@ def _growth(samples: Sequence[Sample]) -> str:
 
 
 def keep_tensors() -> None:
-    """Keep a megabyte of every step."""
+    """Keep four megabytes of every step."""
     kept: list[torch.Tensor] = []
-    _in_each_step(lambda: kept.append(torch.ones(2**18)))
+    _in_each_step(lambda: kept.append(torch.ones(2**20)))
 
 
 def keep_files_open() -> None:
@@ -229,7 +229,7 @@ SOAK = Fault(
     title="3,000 steps: no growth of memory, open files, threads, temporary files",
     try_it=try_soak,
     broken=(
-        BrokenBuild("keeps a megabyte of each step", (Patch(keep_tensors),)),
+        BrokenBuild("keeps four megabytes of each step", (Patch(keep_tensors),)),
         BrokenBuild("opens a file in each step", (Patch(keep_files_open),)),
     ),
     tries=(_STEPS, _STEPS_QUICK),
