@@ -45,7 +45,8 @@ class Sample:
 
 
 # By how much the typical value of the last samples may be above that of the first. Memory breathes
-# by a few megabytes; counts differ while a save or an evaluation is at work.
+# by a few megabytes; counts differ while a save or an evaluation is at work: a checkpoint is a folder
+# of four files.
 _LIMITS = Sample(
     megabytes=16,
     children_megabytes=24,
@@ -54,7 +55,7 @@ _LIMITS = Sample(
     processes=1,
     temporary_files=1,
     shared_files=4,
-    run_files=4,
+    run_files=12,
 )
 
 
@@ -68,7 +69,7 @@ def try_soak(trial: Trial) -> Outcome:
     child = trial.server.rankdet(
         *_arguments(run, num_steps), patches=patches, environment={"TMPDIR": str(temporary)}
     )
-    samples = _watched(trial, child, run, temporary)
+    samples = _watched(trial, child, run, temporary, num_steps)
     ended = child.wait()
     if ended.status != 0 or last_step(run) != num_steps:
         problems = [f"it ended at step {last_step(run)} with {ended.status}: {ended.last_line}"]
@@ -95,8 +96,10 @@ def _arguments(run: Path, num_steps: int) -> list[str]:
     ]
 
 
-def _watched(trial: Trial, child: Child, run: Path, temporary: Path) -> list[Sample]:
-    """Samples from the first step to the end."""
+def _watched(
+    trial: Trial, child: Child, run: Path, temporary: Path, num_steps: int
+) -> list[Sample]:
+    """Samples from the first step to the last; on a busy machine the end may take as long."""
     samples = []
     seconds = _SAMPLE_SECONDS_QUICK if trial.is_quick else _SAMPLE_SECONDS
     shared_before = set(_names(_SHARED_MEMORY))
@@ -104,7 +107,7 @@ def _watched(trial: Trial, child: Child, run: Path, temporary: Path) -> list[Sam
     deadline = time.monotonic() + _HANG_SECONDS
     while not child.has_ended() and time.monotonic() < deadline:
         step = last_step(run)
-        if step:
+        if 0 < step < num_steps:
             samples.append(_sampled(child.pid, run, temporary, shared_before))
         for _ in range(step - told):
             trial.advance()
