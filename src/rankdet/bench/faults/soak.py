@@ -45,8 +45,8 @@ class Sample:
 
 
 # By how much the typical value of the last samples may be above that of the first. Memory breathes
-# by a few megabytes; counts differ while a save or an evaluation is at work: a checkpoint is a folder
-# of four files.
+# by a few megabytes; counts differ while a save or an evaluation is at work: a checkpoint is a
+# folder of four files.
 _LIMITS = Sample(
     megabytes=16,
     children_megabytes=24,
