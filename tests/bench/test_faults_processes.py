@@ -119,7 +119,7 @@ STEADY = Sample(
         ("threads", 4),
         ("temporary_files", 2),
         ("shared_files", 5),
-        ("run_files", 5),
+        ("run_files", 15),
     ],
 )
 def test_growth_of_each_kind_is_seen(name: str, by: float) -> None:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -40,24 +39,12 @@ def small_blocks(**sizes: int) -> Any:
 SMALL = small_blocks()
 
 
-def interpreter_can_loop() -> bool:
-    """Triton before 3.7 keeps scalars as arrays (1,), which a new numpy does not take in range."""
-    if torch.cuda.is_available() or tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7):
-        return True
-    try:
-        return int(np.zeros(1)) == 0
-    except TypeError:
-        return False
-
-
 pytestmark = [
     # The interpreter's numpy speaks of inf - inf in lanes that are masked out.
     pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
 ]
-interpreted = pytest.mark.skipif(
-    not interpreter_can_loop(), reason="this numpy cannot interpret loops of this Triton"
-)
+interpreted = pytest.mark.usefixtures("interpreter_that_can_loop")
 
 
 @pytest.fixture
