@@ -297,7 +297,7 @@ def test_a_signal_to_one_process_stops_all(
 ) -> None:
     plan = Plan(tmp_path / "run", tiny(), step=2)
     ended = world([replace(plan, fate=fate) for fate in fates])
-    assert statuses(ended) == [status, status]
+    assert statuses(ended) == [status, status], ended
     assert newest(tmp_path / "run").name == f"step-{step:08d}"
     assert "error" not in ended[0].output + ended[1].output
 

@@ -111,11 +111,11 @@ def _after_step(step: int, do: Callable[[], None]) -> None:
 
 
 def get_sigterm(step: int) -> None:
-    _after_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    _after_step(step, lambda: signal.raise_signal(signal.SIGTERM))
 
 
 def get_sigint(step: int) -> None:
-    _after_step(step, lambda: os.kill(os.getpid(), signal.SIGINT))
+    _after_step(step, lambda: signal.raise_signal(signal.SIGINT))
 
 
 def be_killed(step: int) -> None:
@@ -134,7 +134,7 @@ def save_slowly(step: int) -> None:
     original = Recorder._write
 
     def write(self: Recorder, position: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         time.sleep(0.3)
         original(self, position)
 
@@ -185,7 +185,7 @@ def get_signal_with_bad_image(step: int) -> None:
 
     def change(number: int, batch: Batch) -> Batch:
         if number == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
             raise DataError("the worker has gone", file="holiday.jpg")
         return batch
 
@@ -220,7 +220,7 @@ def get_sigterm_in_evaluation(step: int) -> None:
     def epoch(self: Loader, epoch: int, start: int = 0) -> Iterator[Batch]:
         for number, batch in enumerate(original(self, epoch, start)):
             if not self.order.shuffle and number == step:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
             yield batch
 
     Loader.epoch = epoch  # type: ignore[method-assign]
