@@ -34,8 +34,14 @@ def run(out: Path, config: Config, **options: Any) -> int:
     return train(out, make_config=lambda stored: config, device="cpu", **options)
 
 
-def go_on(out: Path) -> int:
-    return train(out, make_config=lambda stored: stored, is_resumed=True, device="cpu")  # type: ignore[arg-type, return-value]
+def go_on(out: Path, *, is_forced: bool = False) -> int:
+    return train(
+        out,
+        make_config=lambda stored: stored,  # type: ignore[arg-type, return-value]
+        is_resumed=True,
+        is_forced=is_forced,
+        device="cpu",
+    )
 
 
 @pytest.fixture
@@ -139,6 +145,19 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_begins_anew(
     assert "no checkpoint to go on from: the training starts at its beginning" in (
         capsys.readouterr().err
     )
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_unasked(
+    tmp_path: Path, tiny_config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    run(out, tiny_config)
+    for file in (out / CHECKPOINTS).glob("*/*.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"no checkpoint of the run is whole\. .* --force"):
+        go_on(out)
+    assert go_on(out, is_forced=True) == 0
+    assert "the training starts at its beginning" in capsys.readouterr().err
 
 
 # Another training in the same folder

@@ -177,6 +177,12 @@ def test_splits_are_those_of_the_format(
     assert asked == [(str(coco), "coco")]
 
 
+def test_the_embedded_data_take_no_other_classes(tiny_config: Config) -> None:
+    config = replace(tiny_config, data=replace(tiny_config.data, classes=("cat",)))
+    with pytest.raises(ConfigError, match=r"data\.classes: .* Leave out --classes\."):
+        prepare(config, "cpu")
+
+
 def test_validation_has_the_classes_of_the_training(tiny_config: Config, coco: Path) -> None:
     file = coco / "annotations" / "instances_val.json"
     content = json.loads(file.read_text())

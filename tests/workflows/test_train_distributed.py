@@ -210,7 +210,8 @@ def test_a_stopped_run_goes_on_bit_for_bit(
     ended = world([*[plan] * (num_processes - 1), last])
     assert statuses(ended) == [143] * num_processes
     assert newest(stopped).name == f"step-{step:08d}"
-    assert f"Stopped after step {step} of 8." in ended[0].output
+    assert f"Stopped after step {step} of 8. Go on with: torchrun ... -m" in ended[0].output
+    assert f"({num_processes} processes)" in ended[0].output
     resumed = world([replace(plan, is_resumed=True)] * num_processes)
     assert statuses(resumed) == [0] * num_processes
     assert "warning" not in resumed[0].output

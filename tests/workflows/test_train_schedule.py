@@ -355,8 +355,8 @@ def test_settings_of_a_step_reach_the_loop(tmp_path: Path, tiny_config: Config) 
     assert losses[0] != losses[1]
 
 
-def test_a_forced_run_may_have_other_settings_and_keeps_them(
-    tmp_path: Path, tiny_config: Config
+def test_a_forced_run_may_have_other_settings_says_so_and_keeps_them(
+    tmp_path: Path, tiny_config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     run(out, with_training(tiny_config, max_steps=1))
@@ -364,5 +364,8 @@ def test_a_forced_run_may_have_other_settings_and_keeps_them(
     copy = shutil.copytree(out, tmp_path / "copy")
     with pytest.raises(CheckpointError, match=r"training\.momentum"):
         run(copy, other, is_resumed=True)
+    capsys.readouterr()
     assert run(out, other, is_resumed=True, is_forced=True) == 0
+    warning = "warning: the run was started with other settings: training.momentum: 0.9 became 0.5."
+    assert warning in capsys.readouterr().err
     assert workflow.runs.read_run(out).config == other

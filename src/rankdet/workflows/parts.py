@@ -132,6 +132,10 @@ def _with_splits(config: Config) -> Config:
     data = config.data
     if not data.path:
         raise ConfigError("data.path: expected a data set. Name it: `rankdet train DATA ...`.")
+    if data.path == "synthetic" and data.classes is not None:
+        raise ConfigError(
+            "data.classes: the embedded data have classes of their own. Leave out --classes."
+        )
     if data.train_split is not None:
         return config
     train_split, val_split = choose_splits(data.path, data.format)

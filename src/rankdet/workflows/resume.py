@@ -23,6 +23,7 @@ from rankdet.engine.optimizer_state import (
 )
 from rankdet.engine.train import Position
 from rankdet.errors import CheckpointError, ConfigError, shorten
+from rankdet.progress import say
 from rankdet.workflows.parts import Parts
 from rankdet.workflows.run import RunRecord
 
@@ -44,14 +45,17 @@ _FREE = {
 _MOST_SECONDS = 1e12  # of a training: 30,000 years, and no trouble as a float
 
 
-def check_same_settings(stored: Config, wanted: Config) -> None:
-    """CheckpointError that lists the settings which differ and decide what is learnt."""
+def check_same_settings(stored: Config, wanted: Config, *, is_forced: bool = False) -> None:
+    """CheckpointError that lists the settings which differ and decide what is learnt.
+
+    is_forced: they are said, and that is all.
+    """
     decisive = [
         text
         for key, text in settings_differences(stored, wanted).items()
         if key not in _FREE and not key.startswith("evaluation.")
     ]
-    _refuse(decisive, "settings")
+    _refuse(decisive, "settings", is_forced)
 
 
 def settings_differences(stored: Config, wanted: Config) -> dict[str, str]:
@@ -59,13 +63,16 @@ def settings_differences(stored: Config, wanted: Config) -> dict[str, str]:
     return _differences(to_dict(stored), to_dict(wanted))
 
 
-def check_same_data(stored: RunRecord, wanted: RunRecord) -> None:
-    """CheckpointError that says what differs between the data of then and of now."""
+def check_same_data(stored: RunRecord, wanted: RunRecord, *, is_forced: bool = False) -> None:
+    """CheckpointError that says what differs between the data of then and of now.
+
+    is_forced: it is said, and that is all.
+    """
     differences = _differences(
         {"classes": list(stored.classes), **stored.data},
         {"classes": list(wanted.classes), **wanted.data},
     )
-    _refuse(list(differences.values()), "data")
+    _refuse(list(differences.values()), "data", is_forced)
 
 
 def sent_config(config: Config | None, processes: Processes) -> Config | None:
@@ -199,12 +206,17 @@ def _damaged(checkpoint: Checkpoint, how: str) -> CheckpointError:
     )
 
 
-def _refuse(differences: list[str], what: str) -> None:
-    if differences:
-        raise CheckpointError(
-            f"the run was started with other {what}: {'; '.join(differences)}. Give the former "
-            "ones, start a new run with another --out, or go on all the same with --force."
-        )
+def _refuse(differences: list[str], what: str, is_forced: bool) -> None:
+    if not differences:
+        return
+    text = f"the run was started with other {what}: {'; '.join(differences)}."
+    if is_forced:
+        say(f"warning: {text}")
+        return
+    raise CheckpointError(
+        f"{text} Give the former ones, start a new run with another --out, or go on all the same "
+        "with --force."
+    )
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, str]:

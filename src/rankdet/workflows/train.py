@@ -76,12 +76,12 @@ def train(
                 config = _with_splits_of(stored_config, make_config(None))
             else:
                 config = make_config(stored_config)
-            if stored_config and not is_forced:
-                check_same_settings(stored_config, config)
+            if stored_config:
+                check_same_settings(stored_config, config, is_forced=is_forced)
             if stored_config and config.data.path == stored_config.data.path:
                 command = f"rankdet train DATA --resume --out {shlex.quote(str(out))}"
                 refuse_moved(config.data.path, command)
-            checkpoint = _newest(out) if stored else None
+            checkpoint = _newest(out, is_forced) if stored else None
         checkpoint = sent_checkpoint(checkpoint, processes)
         return _train(out, config, stored, checkpoint, is_forced, processes)
 
@@ -149,8 +149,8 @@ def _begin(
     """Make the folder that of this run, and put everything back as it was; gives the position."""
     if processes.is_first and stored is None:
         _refuse_occupied(out)  # another training may have begun while the data were read
-    if stored and not is_forced:
-        check_same_data(stored, parts.record)
+    if stored:
+        check_same_data(stored, parts.record, is_forced=is_forced)
     position = restore(parts, checkpoint) if checkpoint else Position()
     _refuse_shorter(parts, position)
     if processes.is_first:
@@ -215,7 +215,7 @@ def _go(
                         raise
                     if stop.agreed():  # the signal has reached those that load or compile, too
                         break
-                    _rescue(recorder, display, out, position, num_steps)
+                    _rescue(recorder, display, out, position, num_steps, processes)
                     raise
                 recorder.step(position, report)
                 is_end = position.batch == 0 or position.step == num_steps
@@ -225,17 +225,22 @@ def _go(
                     recorder.evaluate(position)
         if position.step > recorder.saved_step:
             recorder.save(position)
-        _say_how_it_ended(display, out, position, num_steps, is_stopped=stop.agreed())
+        _say_how_it_ended(display, out, position, num_steps, processes, is_stopped=stop.agreed())
 
 
 def _rescue(
-    recorder: Recorder, display: TrainingDisplay, out: Path, position: Position, num_steps: int
+    recorder: Recorder,
+    display: TrainingDisplay,
+    out: Path,
+    position: Position,
+    num_steps: int,
+    processes: Processes,
 ) -> None:
     """Save the steps that are done before an error ends the session: none of them is to blame."""
     if position.step > recorder.saved_step:
         with suppress(RankdetError):  # the first error is the one to be told
             recorder.save(position)
-            _say_how_it_ended(display, out, position, num_steps, is_stopped=True)
+            _say_how_it_ended(display, out, position, num_steps, processes, is_stopped=True)
 
 
 def _next(
@@ -323,12 +328,21 @@ def _introduce(display: TrainingDisplay, parts: Parts, position: Position, num_s
 
 
 def _say_how_it_ended(
-    display: TrainingDisplay, out: Path, position: Position, num_steps: int, is_stopped: bool
+    display: TrainingDisplay,
+    out: Path,
+    position: Position,
+    num_steps: int,
+    processes: Processes,
+    *,
+    is_stopped: bool,
 ) -> None:
     if is_stopped:
+        # Another number of processes would round differently.
+        many = not processes.is_alone
         display.note(
             f"Stopped after step {position.step} of {num_steps}. "
-            f"Go on with: rankdet train --resume --out {shlex.quote(str(out))}"
+            f"Go on with: {'torchrun ... -m ' if many else ''}rankdet train --resume "
+            f"--out {shlex.quote(str(out))}{f' ({processes.world_size} processes)' if many else ''}"
         )
     else:
         display.note(f"Finished: {counted(position.step, 'step')}. The run is in {out}.")
@@ -374,9 +388,20 @@ def _refuse_occupied(out: Path) -> None:
         raise CheckpointError(f"{out}: this is not an empty folder. Give another one with --out.")
 
 
-def _newest(out: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; what is passed over is said."""
-    found = newest_checkpoint(out / runs.CHECKPOINTS, warn=say)
+def _newest(out: Path, is_forced: bool) -> Checkpoint | None:
+    """The newest checkpoint that is whole; what is passed over is said.
+
+    CheckpointError if there are some, and none is whole, unless is_forced.
+    """
+    passed_over: list[str] = []
+    found = newest_checkpoint(out / runs.CHECKPOINTS, warn=passed_over.append)
+    for text in passed_over:
+        say(text)
+    if found is None and passed_over and not is_forced:
+        raise CheckpointError(
+            f"{out}: no checkpoint of the run is whole. Put back a copy of one, or train from the "
+            "beginning with --force."
+        )
     if found is None:
         say(f"{out}: there is no checkpoint to go on from: the training starts at its beginning.")
         return None
