@@ -23,7 +23,9 @@ from rankdet.data.augmentation.transforms import ResizeFixed, ResizeShorter, SSD
 from rankdet.data.loading.held import HeldLoader
 from rankdet.data.loading.loader import Loader
 from rankdet.data.synthetic.dataset import SyntheticDataset
-from rankdet.detectors.retinanet import freeze
+from rankdet.detectors.detector import freeze
+from rankdet.detectors.faster_rcnn import FasterRCNN
+from rankdet.detectors.retinanet import RetinaNet
 from rankdet.errors import ConfigError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -117,6 +119,7 @@ def test_a_detector_is_placed_on_the_device_in_its_layout(is_last: bool) -> None
         ("dr", losses.DRLoss),
         ("smooth_ap", losses.SmoothAPLoss),
         ("hinge_ap", losses.HingeAPLoss),
+        ("ce", losses.CrossEntropyLoss),
     ],
 )
 def test_a_loss_has_its_name(name: str, expected: type) -> None:
@@ -160,7 +163,43 @@ def test_every_setting_of_the_network_reaches_it(monkeypatch: pytest.MonkeyPatch
     build.detector(DetectorConfig(**settings), 7, "softmax")  # type: ignore[arg-type]
     assert calls == [((7,), {"activation": "softmax", **settings})]
     elsewhere = {"name", "weights", "frozen_stages", "box_weights", "positive_iou", "negative_iou"}
-    assert {field.name for field in dataclasses.fields(defaults)} == settings.keys() | elsewhere
+    of_others = {"ssd_layout", "pixels", "rois", "proposals", "test_proposals"}
+    names = {field.name for field in dataclasses.fields(defaults)}
+    assert names == settings.keys() | elsewhere | of_others
+
+
+def test_every_setting_of_faster_rcnn_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = calls_of(monkeypatch, "make_faster_rcnn")
+    settings = {
+        "backbone": "resnet101",
+        "stride_on": "1x1",
+        "norm": "group",
+        "norm_epsilon": 0.5,
+        "head_norm": "group",
+        "anchor_scale": 3.0,
+        "anchor_octaves": 3,
+        "anchor_ratios": (0.25, 1.0),
+        "anchor_grid": "torchvision",
+        "positive_iou": 0.6,
+    }
+    numbers = {"rois": 100, "proposals": 300, "test_proposals": 50}
+    build.detector(DetectorConfig("faster_rcnn", **settings, **numbers), 7, "softmax")  # type: ignore[arg-type]
+    given = {"num_rois": 100, "num_proposals": 300, "num_test_proposals": 50}
+    assert calls == [((7,), {"activation": "softmax", **settings, **given})]
+
+
+@pytest.mark.parametrize(("rois", "expected"), [(512, 2000), (2000, 2000), (4096, 4096)])
+def test_there_are_always_enough_proposals_for_the_rois(
+    monkeypatch: pytest.MonkeyPatch, rois: int, expected: int
+) -> None:
+    calls = calls_of(monkeypatch, "make_faster_rcnn")
+    build.detector(DetectorConfig("faster_rcnn", rois=rois), 2, "sigmoid")
+    assert calls[0][1]["num_proposals"] == expected
+
+
+def test_a_detector_has_the_name_that_was_asked_for() -> None:
+    for name, kind in (("retinanet", RetinaNet), ("faster_rcnn", FasterRCNN)):
+        assert type(build.detector(DetectorConfig(name, backbone="small"), 2, "sigmoid")) is kind
 
 
 @pytest.mark.parametrize(
@@ -199,6 +238,36 @@ def test_every_setting_of_the_criterion_reaches_it() -> None:
     assert criterion.box_weights == (1.0, 2.0, 3.0, 4.0)
     assert criterion.box_weight == 0.25
     assert vars(criterion.assigner).items() >= {"positive_iou": 0.7, "negative_iou": 0.3}.items()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_the_class_loss_of_faster_rcnn_is_that_of_its_second_stage(is_shared: bool) -> None:
+    config = Config(
+        detector=DetectorConfig(
+            "faster_rcnn", box_weights=(1.0, 2.0, 3.0, 4.0), positive_iou=0.6, negative_iou=0.1
+        ),
+        loss=LossConfig("ap", box_weight=0.25),
+    )
+    loss = build.class_loss(config.loss)
+    criterion = build.criterion(config, loss, synchronize=is_shared)
+    assert criterion.class_loss is loss
+    assert criterion.synchronize is is_shared
+    assert (criterion.box_weights, criterion.box_weight) == ((1.0, 2.0, 3.0, 4.0), 0.25)
+    assert (
+        vars(criterion.assigner).items()
+        >= {
+            "positive_iou": 0.6,
+            "negative_iou": 0.6,  # an RoI is an object or background
+            "is_best_positive": False,
+        }.items()
+    )
+    first = criterion.stages["rpn"]
+    assert (first.box_weights, first.box_weight) == ((1.0, 1.0, 1.0, 1.0), 0.25)
+    assert (first.beta, criterion.beta) == (1 / 9, 1 / 9)
+    assert (first.box_mean, criterion.box_mean) == ("all", "all")
+    assert first.class_loss.synchronize is is_shared
+    assert (first.assigner.num_samples, first.assigner.num_positives) == (256, 128)
+    assert vars(first.assigner.assigner).items() >= {"positive_iou": 0.7}.items()
 
 
 @pytest.mark.parametrize("last", [0.3, None])

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from rankdet.structures import Target
+from rankdet.structures import Predictions, Target
 
 FIELDS = ("boxes", "labels", "is_ignored", "areas")
 
@@ -59,3 +59,23 @@ def test_moving_moves_every_tensor_and_leaves_the_rest(target):
 def test_a_target_cannot_be_changed_by_accident(target):
     with pytest.raises(dataclasses.FrozenInstanceError):
         target.labels = target.labels
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_predictions_of_some_images_have_their_own_anchors(is_own: bool) -> None:
+    numbers = torch.arange(3.0)
+    anchors = numbers.view(3, 1, 1).expand(3, 2, 4) if is_own else torch.zeros(2, 4)
+    padding = torch.tensor([[False, True]] * 3) if is_own else None
+    logits, deltas = numbers.view(3, 1, 1).expand(3, 2, 5), numbers.view(3, 1, 1).expand(3, 2, 4)
+    stage = Predictions("x", logits, deltas, anchors, (2,), padding)
+    assert stage.has_own_anchors is is_own
+    chosen = stage.select(slice(1, 3))
+    assert chosen.logits[:, 0, 0].tolist() == chosen.deltas[:, 0, 0].tolist() == [1, 2]
+    assert (chosen.name, chosen.level_sizes) == ("x", (2,))
+    if is_own:
+        assert chosen.anchors[:, 0, 0].tolist() == [1, 2]
+        assert chosen.is_padding is not None
+        assert chosen.is_padding.shape == (2, 2)
+    else:
+        assert chosen.anchors is anchors
+        assert chosen.is_padding is None

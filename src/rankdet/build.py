@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,9 +36,14 @@ from rankdet.data.dataset import DetectionDataset, open_dataset
 from rankdet.data.loading.held import BatchedTransform, HeldLoader, make_held_loader
 from rankdet.data.loading.loader import Loader, Transform, make_loader
 from rankdet.detectors.assign import IoUAssigner
-from rankdet.detectors.criterion import Criterion
+from rankdet.detectors.criterion import Criterion, StageCriterion
+from rankdet.detectors.detector import Detector
+from rankdet.detectors.faster_rcnn import make_faster_rcnn
 from rankdet.detectors.postprocess import Postprocess
-from rankdet.detectors.retinanet import RetinaNet, make_retinanet
+from rankdet.detectors.retinanet import make_retinanet
+from rankdet.detectors.rois import roi_assigner
+from rankdet.detectors.rpn import BOX_WEIGHTS, ObjectnessLoss, SampledAnchors
+from rankdet.detectors.ssd import make_ssd
 from rankdet.engine.detect import View
 from rankdet.errors import ConfigError, shorten
 
@@ -50,6 +56,7 @@ LOSSES: dict[str, type[losses.ClassLoss]] = {
     "dr": losses.DRLoss,
     "smooth_ap": losses.SmoothAPLoss,
     "hinge_ap": losses.HingeAPLoss,
+    "ce": losses.CrossEntropyLoss,
 }
 _RANKING = {"ap", "auc", "smooth_ap", "hinge_ap"}  # which compare scores with each other
 _NOT_SETTINGS = {"synchronize", "process_group"}  # of a loss: how it is started decides
@@ -116,26 +123,43 @@ def class_loss(
     return loss_class(**settings, synchronize=True)
 
 
-def detector(config: DetectorConfig, num_classes: int, activation: str) -> RetinaNet:
+def detector(config: DetectorConfig, num_classes: int, activation: str) -> Detector:
     """The network with fresh weights; its norms are frozen only where weights will be loaded."""
-    is_pretrained = config.weights != "none"
-    return make_retinanet(
+    norm = config.norm or ("batch" if config.weights == "none" else "frozen")
+    if config.name == "ssd":
+        return make_ssd(
+            num_classes,
+            activation=activation,
+            backbone=config.backbone,
+            layout=config.ssd_layout,
+            pixels=config.pixels,
+            norm=norm,
+        )
+    of_pyramid: dict[str, Any] = {
+        "activation": activation,
+        "backbone": config.backbone,
+        "stride_on": config.stride_on,
+        "norm": norm,
+        "norm_epsilon": config.norm_epsilon,
+        "head_norm": config.head_norm,
+        "anchor_scale": config.anchor_scale,
+        "anchor_octaves": config.anchor_octaves,
+        "anchor_ratios": config.anchor_ratios,
+        "anchor_grid": config.anchor_grid,
+    }
+    if config.name == "retinanet":
+        return make_retinanet(num_classes, p6_from=config.p6_from, **of_pyramid)
+    return make_faster_rcnn(
         num_classes,
-        activation=activation,
-        backbone=config.backbone,
-        stride_on=config.stride_on,
-        norm=config.norm or ("frozen" if is_pretrained else "batch"),
-        norm_epsilon=config.norm_epsilon,
-        head_norm=config.head_norm,
-        p6_from=config.p6_from,
-        anchor_scale=config.anchor_scale,
-        anchor_octaves=config.anchor_octaves,
-        anchor_ratios=config.anchor_ratios,
-        anchor_grid=config.anchor_grid,
+        num_rois=config.rois,
+        num_proposals=config.proposals or max(2000, config.rois),
+        num_test_proposals=config.test_proposals,
+        positive_iou=config.positive_iou,
+        **of_pyramid,
     )
 
 
-def placed(module: RetinaNet, config: TrainingConfig, device: torch.device) -> RetinaNet:
+def placed(module: Detector, config: TrainingConfig, device: torch.device) -> Detector:
     """The network on the device, in the memory layout that suits it."""
     module = module.to(device)
     return (
@@ -167,12 +191,34 @@ def has_statistics(layer: nn.Module) -> bool:
 def criterion(config: Config, loss: losses.ClassLoss, *, synchronize: bool = False) -> Criterion:
     """What the training minimises; synchronize: over the batch of all processes."""
     settings = config.detector
+    if settings.name == "faster_rcnn":
+        return _two_stage_criterion(config, loss, synchronize=synchronize)
     return Criterion(
         IoUAssigner(settings.positive_iou, settings.negative_iou),
         loss,
         box_weights=settings.box_weights,
         box_weight=config.loss.box_weight,
         synchronize=synchronize,
+    )
+
+
+def _two_stage_criterion(config: Config, loss: losses.ClassLoss, *, synchronize: bool) -> Criterion:
+    """Of Faster R-CNN: the class loss is that of its second stage, over the RoIs of the batch."""
+    of_boxes: dict[str, Any] = {
+        "box_weight": config.loss.box_weight,
+        "beta": 1 / 9,  # as in torchvision
+        "box_mean": "all",
+    }
+    # As in `class_loss`: processes that train together must not raise on their own.
+    objectness = ObjectnessLoss(False if synchronize else None, synchronize=synchronize)
+    first = StageCriterion(SampledAnchors(), objectness, box_weights=BOX_WEIGHTS, **of_boxes)
+    return Criterion(
+        roi_assigner(config.detector.positive_iou),
+        loss,
+        box_weights=config.detector.box_weights,
+        stages={"rpn": first},
+        synchronize=synchronize,
+        **of_boxes,
     )
 
 

@@ -58,10 +58,12 @@ class Target:
 class Predictions:
     """What one stage of a detector says about its A anchors, in each of B images.
 
-    logits (B, A, C): raw class scores, C = num_logits(K) of the class loss. deltas (B, A, 4): boxes
-    relative to their anchors, see `rankdet.boxes`. anchors (A, 4) float32, xyxy pixels of the
-    padded images, the same for all of them. level_sizes: how many anchors each level of the
-    pyramid has, in order; their sum is A.
+    logits (B, A, C): raw class scores, C = num_logits(K) of the class loss. deltas: boxes relative
+    to their anchors, see `rankdet.boxes`; (B, A, 4), or (B, A, K, 4) with one box for each class.
+    anchors float32, xyxy pixels of the padded images: (A, 4), the same for all of them, or
+    (B, A, 4), of each image its own: the proposals (RoIs) of a second stage. level_sizes: how many
+    anchors each level of the pyramid has, in order; their sum is A. is_padding (B, A) bool: there
+    is no anchor, because another image has more; its box is any with sides > 0. None: all are.
     """
 
     name: str
@@ -69,6 +71,22 @@ class Predictions:
     deltas: Tensor
     anchors: Tensor
     level_sizes: tuple[int, ...]
+    is_padding: Tensor | None = None
+
+    @property
+    def has_own_anchors(self) -> bool:
+        """Whether each image has anchors of its own."""
+        return self.anchors.ndim == 3
+
+    def select(self, images: slice) -> Predictions:
+        """The predictions of some of the images."""
+        return dataclasses.replace(
+            self,
+            logits=self.logits[images],
+            deltas=self.deltas[images],
+            anchors=self.anchors[images] if self.has_own_anchors else self.anchors,
+            is_padding=None if self.is_padding is None else self.is_padding[images],
+        )
 
 
 @dataclass(frozen=True)

@@ -224,7 +224,7 @@ def test_the_peer_trains_as_many_parameters_as_our_network_with_its_anchors() ->
         for module in (ours, peer)
     ]
     assert shapes[0] == shapes[1]
-    assert ours.anchor_generator.sizes == peer.anchor_generator.sizes
+    assert ours.anchors.generator.sizes == peer.anchor_generator.sizes
 
 
 def test_a_step_of_the_peer_does_all_its_work_and_keeps_its_weights() -> None:

@@ -164,6 +164,8 @@ def test_the_highest_value_is_accepted_and_what_is_above_refused(
         (DetectorConfig, "norm", ("frozen", "batch", "group")),
         (DetectorConfig, "head_norm", ("group",)),
         (DetectorConfig, "p6_from", ("c5", "p5")),
+        (DetectorConfig, "ssd_layout", ("ssd300", "ssd512")),
+        (DetectorConfig, "pixels", ("imagenet", "bytes")),
         (LossConfig, "name", LOSS_NAMES),
         (TrainingConfig, "optimizer", ("sgd", "adamw")),
         (TrainingConfig, "schedule", ("steps", "one_cycle")),
@@ -173,7 +175,10 @@ def test_the_highest_value_is_accepted_and_what_is_above_refused(
 )
 def test_a_choice_is_one_of_its_names(section: type, name: str, choices: tuple[str, ...]) -> None:
     for choice in choices:
-        assert getattr(section(**{name: choice}), name) == choice
+        # A detector and its backbone must fit; `small` is for all of them, and VGG-16 for SSD.
+        others = {"backbone": "small"} if name == "name" and section is DetectorConfig else {}
+        others |= {"name": "ssd"} if choice == "vgg16" else {}
+        assert getattr(section(**{name: choice, **others}), name) == choice
     text = refusal(section, **{name: choices[0] + "x"})
     assert f"expected one of {', '.join(choices)}" in text
     assert text.endswith(f"Did you mean {choices[0]!r}?")
@@ -250,6 +255,23 @@ def test_the_negative_threshold_is_not_above_the_positive_one() -> None:
     assert text.startswith("detector.negative_iou = 0.5: expected at most detector.positive_iou")
 
 
+def test_rois_are_not_more_than_the_proposals_that_were_asked_for() -> None:
+    assert DetectorConfig(rois=4096).proposals is None
+    assert DetectorConfig(rois=300, proposals=300).rois == 300
+    text = refusal(DetectorConfig, rois=301, proposals=300)
+    assert text.startswith("detector.rois = 301: expected at most detector.proposals, which is 300")
+    assert "or null for enough" in text
+
+
+def test_a_detector_has_one_of_its_own_backbones() -> None:
+    assert DetectorConfig("ssd", backbone="vgg16").backbone == "vgg16"
+    for name in ("retinanet", "ssd", "faster_rcnn"):
+        assert DetectorConfig(name, backbone="small").backbone == "small"
+    assert "vgg16 or small" in refusal(DetectorConfig, name="ssd", backbone="resnet50")
+    for name in ("retinanet", "faster_rcnn"):
+        assert "SSD is built on VGG-16" in refusal(DetectorConfig, name=name, backbone="vgg16")
+
+
 def test_micro_batches_have_the_same_size() -> None:
     assert TrainingConfig(batch_size=6, accumulate=3).accumulate == 3
     text = refusal(TrainingConfig, batch_size=16, accumulate=3)
@@ -300,6 +322,6 @@ def test_the_names_are_those_that_are_built() -> None:
     from rankdet.data.reading.formats import FORMATS
     from rankdet.detectors.backbones import BACKBONES
 
-    assert set(BACKBONE_NAMES) == set(BACKBONES)
+    assert set(BACKBONE_NAMES) == {*BACKBONES, "vgg16"}
     assert set(LOSS_NAMES) == set(LOSSES)
     assert set(FORMAT_NAMES) == set(FORMATS)

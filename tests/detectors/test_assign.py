@@ -379,3 +379,62 @@ def test_a_gpu_assigns_the_same() -> None:
         assert torch.equal(result.labels.cpu(), expected.labels)
         assert torch.equal(result.matched_index.cpu(), expected.matched_index)
         torch.testing.assert_close(result.quality.cpu(), expected.quality)
+
+
+# Anchors of each image
+
+
+def own_stage(anchors: Tensor, is_padding: Tensor | None = None) -> Predictions:
+    shape = anchors.shape[:2]
+    return Predictions(
+        "roi", torch.zeros(*shape, 20), torch.zeros(*shape, 4), anchors, (shape[1],), is_padding
+    )
+
+
+def random_anchors(num_images: int, number: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    corners = 60 * torch.rand(num_images, number, 2, generator=generator)
+    sides = 2 + 30 * torch.rand(num_images, number, 2, generator=generator)
+    return torch.cat([corners, corners + sides], dim=2)
+
+
+@pytest.mark.parametrize("pairs_at_once", [2**24, 50])
+def test_images_may_have_anchors_of_their_own(pairs_at_once: int) -> None:
+    anchors = random_anchors(3, 40)
+    targets = [
+        make_target(anchors[0, :4] + 1, ignored=[1]),
+        make_target([]),
+        make_target(anchors[2, :2]),
+    ]
+    together = IoUAssigner(pairs_at_once=pairs_at_once)(own_stage(anchors), targets)
+    for image, target in enumerate(targets):
+        alone = assign(anchors[image], target)
+        for name, expected in vars(alone).items():
+            assert torch.equal(getattr(together, name)[image], expected[0]), name
+
+
+def test_padding_is_ignored_and_never_the_best_of_an_object() -> None:
+    anchors = torch.tensor([[OBJECT, strip(3), ELSEWHERE]])
+    is_padding = torch.tensor([[True, False, False]])
+    found = IoUAssigner()(own_stage(anchors, is_padding), [make_target([OBJECT])])
+    assert found.labels.tolist() == [[IGNORED, 0, BACKGROUND]]
+    assert found.matched_index.tolist() == [[-1, 0, -1]]
+    assert found.quality[0].tolist() == pytest.approx([0, 0.3, 0])
+
+
+def test_padding_is_ignored_where_there_are_no_objects_and_no_images() -> None:
+    anchors = torch.tensor([[OBJECT, ELSEWHERE]])
+    stage = own_stage(anchors, torch.tensor([[False, True]]))
+    assert IoUAssigner()(stage, [make_target([])]).labels.tolist() == [[BACKGROUND, IGNORED]]
+    assert IoUAssigner()(stage.select(slice(0)), []).labels.shape == (0, 2)
+
+
+def test_the_best_anchor_of_an_object_can_be_left_to_the_thresholds() -> None:
+    settings = {"positive_iou": 0.5, "negative_iou": 0.5}
+    anchors = [strip(4), ELSEWHERE]
+    assert assign(anchors, make_target([OBJECT]), **settings).labels.tolist() == [[0, BACKGROUND]]
+    strict = assign(anchors, make_target([OBJECT]), **settings, is_best_positive=False)
+    assert strict.labels.tolist() == [[BACKGROUND, BACKGROUND]]
+    assert strict.matched_index.tolist() == [[-1, -1]]
+    both = assign([strip(5), strip(6)], make_target([OBJECT]), **settings, is_best_positive=False)
+    assert both.labels.tolist() == [[0, 0]]

@@ -30,12 +30,15 @@ def assign(
     positive: float = 0.5,
     negative: float = 0.4,
     block: int = 16,
+    **settings: bool,
 ) -> Assignment:
     """What the kernels assign, on the CPU again."""
     from rankdet.detectors import assign_triton
 
     moved = [target.to(device) for target in targets]
-    found = assign_triton.assign(anchors.to(device), moved, positive, negative, block=block)
+    found = assign_triton.assign(
+        anchors.to(device), moved, positive, negative, block=block, **settings
+    )
     return Assignment(*(tensor.cpu() for tensor in found))
 
 
@@ -84,6 +87,14 @@ def test_the_best_anchors_of_an_object_count_over_all_programs(kernel_device: st
     target = make_target(torch.tensor([[0.0, 0, 10, 10]]), [4])
     found = assign(anchors, [target], kernel_device, block=8)
     assert found.labels.tolist() == [[4] + [BACKGROUND] * 30 + [4]]
+
+
+def test_the_best_anchor_of_an_object_can_be_left_to_the_thresholds(kernel_device: str) -> None:
+    anchors, targets = draw_case(3, (3, 0, 2), is_coarse=True)
+    found = assign(anchors, targets, kernel_device, block=8, is_best_positive=False)
+    expected = IoUAssigner(is_best_positive=False).assign_plainly(anchors, targets)
+    assert_same(found, expected)
+    assert not torch.equal(expected.labels, IoUAssigner().assign_plainly(anchors, targets).labels)
 
 
 def test_of_equal_objects_the_first_counts_and_rows_are_those_of_the_image(

@@ -35,6 +35,26 @@ def test_the_small_backbone_gives_p3_to_p5_with_64_channels() -> None:
     assert shapes == [(2, 64, 8, 12), (2, 64, 4, 6), (2, 64, 2, 3)]
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v2"])
+def test_from_its_second_level_on_a_backbone_gives_p2_to_p6(name: str) -> None:
+    backbone = make_backbone(name, norm="frozen", first_level=2)
+    with torch.no_grad():
+        maps = backbone(torch.rand(1, 3, 64, 128))
+    assert backbone.strides == (4, 8, 16, 32, 64)
+    assert list(maps) == ["0", "1", "2", "3", "pool"]
+    assert [tuple(level.shape) for level in maps.values()] == [
+        (1, 256, 64 // stride, 128 // stride) for stride in backbone.strides
+    ]
+    assert torch.equal(maps["pool"], maps["3"][:, :, ::2, ::2])
+    assert len(backbone.stages) == 5
+
+
+def test_the_small_backbone_has_no_second_level() -> None:
+    assert make_backbone("small", first_level=2).strides == (8, 16, 32)
+    with pytest.raises(ValueError, match="first_level: expected 2 or 3, got 4"):
+        make_backbone("small", first_level=4)
+
+
 def test_the_small_backbone_is_small() -> None:
     assert sum(p.numel() for p in make_backbone("small").parameters()) < 1_500_000
 

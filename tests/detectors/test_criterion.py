@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,13 @@ from torch.nn import functional as F
 
 from rankdet.boxes import encode_boxes
 from rankdet.detectors.assign import Assignment, IoUAssigner
-from rankdet.detectors.criterion import Criterion, Losses, batch_average_precision, box_loss
+from rankdet.detectors.criterion import (
+    Criterion,
+    Losses,
+    StageCriterion,
+    batch_average_precision,
+    box_loss,
+)
 from rankdet.losses import (
     BACKGROUND,
     IGNORED,
@@ -86,7 +93,7 @@ def reference(logits: Tensor, labels: Tensor, **settings: Any) -> tuple[Tensor, 
     return ap_loss_reference(logits, targets, mask=counted, **settings)
 
 
-def make_criterion(class_loss: nn.Module | None = None, **settings: float) -> Criterion:
+def make_criterion(class_loss: nn.Module | None = None, **settings: Any) -> Criterion:
     return Criterion(
         IoUAssigner(), class_loss if class_loss else APLoss(), box_weights=WEIGHTS, **settings
     )
@@ -400,3 +407,113 @@ def test_a_gpu_computes_the_same_losses() -> None:
     losses = make_criterion()([moved], [target.to("cuda") for target in TARGETS])
     for name, part in losses.parts.items():
         torch.testing.assert_close(part.cpu(), expected.parts[name])
+
+
+# Several stages, anchors of each image, boxes of each class
+
+
+def own_stage(stage: Predictions, name: str = "roi", num_padding: int = 0) -> Predictions:
+    """The same with anchors of each image, a box of each class, and padding at the end."""
+    images, number, _ = stage.logits.shape
+    deltas = torch.randn(images, number, NUM_CLASSES, 4, generator=torch.Generator().manual_seed(5))
+    return Predictions(
+        name,
+        stage.logits,
+        deltas.requires_grad_(),
+        stage.anchors.expand(images, -1, -1) + torch.arange(float(images)).view(-1, 1, 1),
+        (number,),
+        (torch.arange(number) >= number - num_padding).expand(images, -1),
+    )
+
+
+def test_the_box_of_the_positives_class_counts() -> None:
+    anchors = torch.tensor([[[0.0, 0.0, 10.0, 10.0], [40.0, 40.0, 50.0, 50.0]]])
+    target = make_target([[1.0, 0.0, 11.0, 10.0]], [2])  # goals 10 * 0.1, 0, 0, 0
+    deltas = torch.full((1, 2, NUM_CLASSES, 4), 9.0)
+    deltas[0, 0, 2] = torch.tensor([0.6, 3.0, 0.0, -0.5])
+    deltas.requires_grad_()
+    stage = Predictions("", torch.zeros(1, 2, NUM_CLASSES), deltas, anchors, (2,))
+    losses = make_criterion()([stage], [target])
+    expected = (0.5 * 0.4**2 + 2.5 + 0 + 0.5 * 0.5**2) / 4
+    assert losses.parts["box"].item() == pytest.approx(expected, rel=1e-6)
+    losses.parts["box"].backward()
+    assert deltas.grad[0, 0, 2].tolist() == pytest.approx([-0.4 / 4, 1 / 4, 0, -0.5 / 4])
+    deltas.grad[0, 0, 2] = 0
+    assert not deltas.grad.any()
+
+
+def test_anchors_of_each_image_have_the_losses_of_the_images_alone() -> None:
+    stage = own_stage(random_stage())
+    losses = make_criterion()([stage], TARGETS)
+    labels = losses.assignments[0].labels
+    total = torch.zeros(())
+    for image, target in enumerate(TARGETS):
+        one = dataclasses.replace(
+            stage.select(slice(image, image + 1)), anchors=stage.anchors[image], is_padding=None
+        )
+        alone = make_criterion()([one], [target])
+        assert torch.equal(alone.assignments[0].labels[0], labels[image])
+        total = total + alone.parts["box"] * (labels[image] >= 0).sum()
+    torch.testing.assert_close(losses.parts["box"], total / (labels >= 0).sum())
+
+
+def test_padding_enters_no_loss() -> None:
+    full = own_stage(random_stage(), num_padding=40)
+    cut = dataclasses.replace(
+        full,
+        logits=full.logits[:, :-40],
+        deltas=full.deltas[:, :-40],
+        anchors=full.anchors[:, :-40],
+        level_sizes=(88,),
+        is_padding=None,
+    )
+    for mean in ("positives", "all"):
+        criterion = Criterion(IoUAssigner(), APLoss(), box_weights=WEIGHTS, box_mean=mean)
+        found, expected = criterion([full], TARGETS), criterion([cut], TARGETS)
+        for name, part in expected.parts.items():
+            torch.testing.assert_close(found.parts[name], part)
+        assert found.counts == expected.counts
+    assert found.counts["boxes"] == (found.assignments[0].labels != IGNORED).sum() <= 3 * 88
+
+
+def test_the_box_loss_can_be_divided_by_all_boxes_that_count() -> None:
+    stage = random_stage()
+    usual = make_criterion()([stage], TARGETS)
+    labels = usual.assignments[0].labels
+    num_positives, num_all = (labels >= 0).sum(), (labels != IGNORED).sum()
+    losses = make_criterion(box_mean="all")([stage], TARGETS)
+    expected = usual.parts["box"] * 4 * num_positives / num_all
+    torch.testing.assert_close(losses.parts["box"], expected)
+    empty = make_criterion(box_mean="all")([stage], [make_target([], [])] * 3)
+    assert empty.parts["box"] == 0
+    with pytest.raises(ValueError, match="box_mean: expected one of positives, all; got 'some'"):
+        make_criterion(box_mean="some")
+
+
+def test_a_stage_can_have_settings_of_its_own() -> None:
+    first, second = random_stage("rpn", columns=NUM_CLASSES), own_stage(random_stage(seed=1))
+    special = StageCriterion(
+        IoUAssigner(0.7, 0.3), FocalLoss(), box_weights=(1, 1, 1, 1), box_weight=2.0, beta=0.1
+    )
+    criterion = Criterion(IoUAssigner(), APLoss(), box_weights=WEIGHTS, stages={"rpn": special})
+    losses = criterion([first, second], TARGETS)
+    alone = Criterion(
+        IoUAssigner(0.7, 0.3), FocalLoss(), box_weights=(1, 1, 1, 1), box_weight=2.0, beta=0.1
+    )([first], TARGETS)
+    other = make_criterion()([second], TARGETS)
+    assert losses.parts == {
+        "rpn.class": alone.parts["class"],
+        "rpn.box": alone.parts["box"],
+        "roi.class": other.parts["class"],
+        "roi.box": other.parts["box"],
+    }
+    assert torch.equal(losses.assignments[0].labels, alone.assignments[0].labels)
+    assert set(losses.counts) == {"roi.boxes", "roi.positives"}  # RoIs alone are counted
+
+
+def test_no_image_of_its_own_anchors_has_connected_losses() -> None:
+    stage = own_stage(random_stage()).select(slice(0))
+    losses = make_criterion()([stage], [])
+    losses.total.backward()
+    assert losses.total == 0
+    assert losses.counts["boxes"] == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -419,3 +420,54 @@ def test_a_gpu_finds_the_same() -> None:
         assert torch.equal(ours.labels.cpu(), theirs.labels)
         torch.testing.assert_close(ours.scores.cpu(), theirs.scores)
         torch.testing.assert_close(ours.boxes.cpu(), theirs.boxes)
+
+
+# Anchors of each image, boxes of each class
+
+
+def test_each_image_has_its_own_anchors() -> None:
+    anchors = torch.stack([squares(2), squares(2) + 5])
+    stage = make_stage([[[0.9], [0.8]], [[0.7], [0.6]]], anchors=anchors)
+    first, second = make_postprocess()([stage], [(100, 100)] * 2)
+    assert first.boxes.tolist() == squares(2).tolist()
+    assert second.boxes.tolist() == (squares(2) + 5).tolist()
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+def test_a_class_has_a_box_of_its_own(activation: str) -> None:
+    anchors = squares(2)
+    deltas = torch.zeros(1, 2, 2, 4)
+    deltas[0, 0, 1, 0] = 1.0  # class 1 of the first: a whole side to the right
+    deltas[0, 1, 0, 1] = 0.5  # class 0 of the second: half a side down
+    stage = make_stage([[0.9, 0.8], [0.7, 0.6]], anchors=anchors, deltas=deltas)
+    if activation == "softmax":
+        logits = torch.cat([torch.zeros(1, 2, 1), stage.logits], dim=2)
+        stage = dataclasses.replace(stage, logits=logits)
+    (detections,) = make_postprocess(activation=activation, nms_iou=0.9)([stage], [(100, 100)])
+    assert len(detections) == 4
+    rows = {
+        (round(box[0]), label): box
+        for box, label in zip(detections.boxes.tolist(), detections.labels.tolist(), strict=True)
+    }
+    assert rows[0, 0] == [0, 0, 8, 8]
+    assert rows[8, 1] == [8, 0, 16, 8]
+    assert rows[10, 0] == [10, 4, 18, 12]
+    assert rows[10, 1] == [10, 0, 18, 8]
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("threshold", [0.0, 0.01])
+def test_padding_is_never_detected(activation: str, threshold: float) -> None:
+    stage = make_stage([[[0.99, 0.2], [0.8, 0.3]]], anchors=squares(2).unsqueeze(0))
+    stage = dataclasses.replace(stage, is_padding=torch.tensor([[True, False]]))
+    postprocess = make_postprocess(activation=activation, score_threshold=threshold)
+    (detections,) = postprocess([stage], [(100, 100)])
+    assert len(detections) > 0
+    assert (detections.boxes[:, 0] == 10).all()
+    nothing = dataclasses.replace(stage, is_padding=torch.tensor([[True, True]]))
+    assert [len(found) for found in postprocess([nothing], [(100, 100)])] == [0]
+
+
+def test_no_image_has_no_detections_of_its_own_anchors() -> None:
+    stage = make_stage([[[0.9], [0.8]]], anchors=squares(2).unsqueeze(0)).select(slice(0))
+    assert make_postprocess()([stage], torch.zeros(0, 2)) == []

@@ -13,8 +13,9 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 
 from rankdet.data.synthetic import SyntheticDataset
-from rankdet.detectors import retinanet
-from rankdet.detectors.retinanet import RetinaNet, freeze, make_retinanet
+from rankdet.detectors import anchors
+from rankdet.detectors.detector import freeze
+from rankdet.detectors.retinanet import RetinaNet, make_retinanet
 from rankdet.losses import BACKGROUND, APLoss
 from rankdet.structures import IMAGENET_DEVIATION, IMAGENET_MEAN, Predictions
 
@@ -98,17 +99,17 @@ def test_any_image_size_will_do(height: int, width: int) -> None:
 def test_anchors_are_made_once_for_each_size(
     anchor_grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retinanet, "_MOST_KEPT_ANCHORS", 2)
+    monkeypatch.setattr(anchors, "_MOST_KEPT", 2)
     detector = make_small(anchor_grid=anchor_grid)
     sizes = [(64, 64), (64, 96), (64, 64), (96, 64), (64, 64), (64, 96)]
     found = [predict(detector, torch.rand(1, 3, *size)).anchors for size in sizes]
     assert found[2] is found[0]
     assert found[4] is found[0]  # used in between: the oldest that is not was let go
     assert found[5] is not found[1]
-    for size, anchors in zip(sizes, found, strict=True):
+    for size, boxes in zip(sizes, found, strict=True):
         fresh = make_small(anchor_grid=anchor_grid)
-        assert torch.equal(anchors, predict(fresh, torch.rand(1, 3, *size)).anchors)
-    assert len(detector._kept_anchors) == 2
+        assert torch.equal(boxes, predict(fresh, torch.rand(1, 3, *size)).anchors)
+    assert len(detector.anchors._kept) == 2
 
 
 def test_images_with_the_same_maps_can_have_other_anchors() -> None:
@@ -122,11 +123,11 @@ def test_images_with_the_same_maps_can_have_other_anchors() -> None:
 def test_kept_anchors_belong_to_the_device_of_the_images() -> None:
     detector = make_small()
     maps = list(detector.backbone(torch.rand(1, 3, 64, 64)).values())
-    here = detector._anchors(maps, (64, 64))
-    elsewhere = detector._anchors([level.to("meta") for level in maps], (64, 64))
+    here = detector.anchors(maps, (64, 64))
+    elsewhere = detector.anchors([level.to("meta") for level in maps], (64, 64))
     assert here.boxes.device.type == "cpu"
     assert elsewhere.boxes.device.type == "meta"
-    assert detector._anchors(maps, (64, 64)) is here
+    assert detector.anchors(maps, (64, 64)) is here
 
 
 def test_anchors_kept_in_inference_mode_can_be_trained_with() -> None:

@@ -13,7 +13,9 @@ import torchvision
 from torch import Tensor, nn
 from torchvision.models import MobileNet_V2_Weights, ResNet18_Weights
 
+from rankdet.detectors.detector import Detector
 from rankdet.detectors.retinanet import RetinaNet, make_retinanet
+from rankdet.detectors.ssd import make_ssd
 from rankdet.detectors.weights import is_detector, load_backbone
 from rankdet.errors import WeightsError
 
@@ -54,7 +56,7 @@ def write(path: Path, tensors: dict[str, Tensor]) -> Path:
     return path
 
 
-def refusal(detector: RetinaNet, source: Path | str) -> str:
+def refusal(detector: Detector, source: Path | str) -> str:
     before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
     with pytest.raises(WeightsError) as caught:
         load_backbone(detector, source)
@@ -94,6 +96,49 @@ def test_a_mobilenets_features_go_into_the_body(
     expected.load_state_dict(mobilenet)
     last = detector.eval().backbone.body(images)["2"]
     torch.testing.assert_close(last, expected.eval().features(images))
+
+
+def vgg_features() -> dict[str, Tensor]:
+    """Those of VGG-16 as torchvision names them, without its classifier."""
+    with torch.device("meta"):
+        network = torchvision.models.vgg16(weights=None).features
+    generator = torch.Generator().manual_seed(1)
+    return {
+        f"features.{name}": torch.rand(tensor.shape, generator=generator)
+        for name, tensor in network.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("layout", ["ssd300", "ssd512"])
+def test_vggs_features_go_into_an_ssd_and_nothing_else_changes(tmp_path: Path, layout: str) -> None:
+    detector = make_ssd(2, layout=layout)
+    before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+    features = vgg_features()
+    # As torchvision's VGG-16 of SSD's authors has it: the classifier is NaN on purpose.
+    path = tmp_path / "vgg.pth"
+    torch.save({**features, "classifier.6.bias": torch.full((3,), float("nan"))}, path)
+    assert load_backbone(detector, path) == f"backbone vgg16 from {path}"
+    state = detector.state_dict()
+    own = {
+        **{f"backbone.features.{i}": i for i in (0, 2, 5, 7, 10, 12, 14, 17, 19, 21)},
+        **{f"backbone.extra.0.{i - 23}": i for i in (24, 26, 28)},
+    }
+    for name, tensor in state.items():
+        layer, _, part = name.rpartition(".")
+        changed = features[f"features.{own[layer]}.{part}"] if layer in own else before[name]
+        assert torch.equal(tensor, changed), name
+
+
+def test_a_resnet_is_no_backbone_of_an_ssd(tmp_path: Path, resnet: dict[str, Tensor]) -> None:
+    text = refusal(make_ssd(2, layout="ssd300"), write(tmp_path / "a.safetensors", resnet))
+    assert text.endswith(
+        "The file fits detector.backbone=resnet18, detector.norm=frozen, detector.name=retinanet."
+    )
+
+
+def test_the_names_of_vggs_weights_are_said() -> None:
+    text = refusal(make_ssd(2, layout="ssd300"), "imagnet")
+    assert text.endswith("for vgg16 (imagenet, IMAGENET1K_V1, IMAGENET1K_FEATURES).")
 
 
 def test_half_precision_is_converted_and_counters_and_classifier_may_be_missing(
@@ -164,7 +209,9 @@ def test_a_file_of_another_backbone_is_recognised(
         ("resnet101", "The file fits detector.backbone=resnet101."),
         ("resnext101_32x8d", "The file fits detector.backbone=resnext101_32x8d."),
         ("wide_resnet50_2", "The file looks like wide_resnet50_2; the backbones are resnet18, "),
-        ("vgg16", "The file looks like vgg; the backbones are resnet18, "),
+        ("vgg16", "The file fits detector.backbone=vgg16, detector.name=ssd."),
+        ("vgg13", "The file looks like vgg; the backbones are resnet18, "),
+        ("vgg19", "The file looks like vgg; the backbones are resnet18, "),
     ],
 )
 def test_networks_are_told_apart(
@@ -195,13 +242,16 @@ def test_a_whole_detector_is_no_backbone(tmp_path: Path) -> None:
     tensors = detector.state_dict()
     assert is_detector(tensors)
     path = write(tmp_path / "a.safetensors", tensors)
-    assert refusal(detector, path) == f"{path}: is of a whole detector; expected a backbone."
+    text = f"{path}: is of a whole detector (RetinaNet); expected a backbone."
+    assert refusal(detector, path) == text
 
 
 def test_a_backbone_alone_is_no_detector(resnet: dict[str, Tensor]) -> None:
     assert not is_detector(resnet)
     assert is_detector({"head.classification_head.cls_logits.bias": torch.zeros(1)})
     assert is_detector({"backbone.body.conv1.weight": torch.zeros(1)})
+    assert is_detector({"backbone.features.0.weight": torch.zeros(1)})
+    assert is_detector({"roi_heads.box_predictor.cls_score.bias": torch.zeros(1)})
 
 
 def test_a_folder_is_refused(detector: RetinaNet, tmp_path: Path) -> None:

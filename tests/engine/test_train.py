@@ -73,6 +73,7 @@ class OneWeight(nn.Module):
 class FakeLosses:
     parts: dict[str, Tensor]
     assignments: list[FakeAssignment]
+    counts: dict[str, Tensor] = dataclasses.field(default_factory=dict)
 
     @property
     def total(self) -> Tensor:
@@ -275,6 +276,18 @@ def test_images_and_seconds_are_those_of_all_micro_batches(monkeypatch: pytest.M
     assert report.num_images == 3
     # A part lasts from one look at the clock to the next.
     assert report.seconds == {"data": 1, "forward": 2, "loss": 2, "backward": 2, "step": 1}
+
+
+def test_what_the_criterion_counted_is_the_mean_over_the_images_of_all_micro_batches() -> None:
+    def counting(stages: list[Predictions], targets: Sequence[Target]) -> FakeLosses:
+        number = stages[0].logits.detach().sum()  # as many as the pixel says
+        return dataclasses.replace(criterion(stages, targets), counts={"roi.boxes": number})
+
+    loader = FakeLoader([[10.0, 20.0]])
+    ((_, report),) = steps(OneWeight(1.0), loader, accumulate=2, criterion=counting)
+    assert report.counts == {"roi.boxes": pytest.approx(15)}
+    ((_, report),) = steps(OneWeight(), loader, accumulate=2)
+    assert report.counts == {}
 
 
 def test_the_average_precision_is_that_of_the_last_stage() -> None:

@@ -7,6 +7,7 @@ orders, and returns what each of them answers.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import multiprocessing
 import tempfile
@@ -26,6 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 from rankdet import losses
 from rankdet.detectors import criterion
 from rankdet.detectors.assign import Assignment
+from rankdet.detectors.rois import roi_assigner
+from rankdet.detectors.rpn import ObjectnessLoss, SampledAnchors
 from rankdet.losses import BACKGROUND, IGNORED, collectives
 from rankdet.structures import Predictions, Target
 
@@ -292,6 +295,66 @@ def boxes_of(deltas: Tensor, labels: Tensor) -> tuple[Predictions, Assignment, l
     return predictions, Assignment(labels, index, torch.zeros(labels.shape)), targets
 
 
+def call_stages(images: list[int], loss: str, synchronize: bool = False) -> Answer:
+    """All losses of Faster R-CNN's criterion for these images, and the gradients of its outputs."""
+    stages, targets = two_stages(images)
+    settings: dict[str, Any] = {"beta": 1 / 9, "box_mean": "all"}
+    first = criterion.StageCriterion(
+        SampledAnchors(num_samples=16),
+        ObjectnessLoss(synchronize=synchronize),
+        box_weights=(1, 1, 1, 1),
+        **settings,
+    )
+    module = criterion.Criterion(
+        roi_assigner(),
+        getattr(losses, loss)(synchronize=synchronize),
+        box_weights=(10, 10, 5, 5),
+        stages={"rpn": first},
+        synchronize=synchronize,
+        **settings,
+    )
+    found = module(stages, targets)
+    found.total.backward()
+    return {
+        "parts": {name: part.detach() for name, part in found.parts.items()},
+        "gradients": [leaf.grad for stage in stages for leaf in (stage.logits, stage.deltas)],
+    }
+
+
+def two_stages(images: list[int]) -> tuple[list[Predictions], list[Target]]:
+    """Random outputs of both stages; each image has always its own. Three classes, with softmax."""
+    targets, draws = [], []
+    corners = 4.0 * torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0))
+    anchors = torch.cat([corners, corners + 8], dim=1)
+    for image in images:
+        generator = torch.Generator().manual_seed(image)
+        number = image % 3  # of objects
+        objects = anchors[torch.randperm(64, generator=generator)[:number]] + 0.5
+        shapes = ((64, 1), (64, 4), (12, 4), (12, 3, 4))
+        numbers = [torch.randn(shape, generator=generator) for shape in shapes]
+        rois = torch.cat([objects, anchors[torch.randperm(64, generator=generator)]])[:12]
+        draws.append((*numbers, rois, torch.arange(12) >= 6 + image))
+        no = torch.zeros(number, dtype=torch.bool)
+        ones = torch.ones(number)
+        targets.append(Target(objects, torch.arange(number), no, ones, image, (40, 40)))
+    if not draws:
+        (one, other), _ = two_stages([0])
+        return [leaves(stage.select(slice(0))) for stage in (one, other)], []
+    logits, deltas, roi_logits, roi_deltas, rois, padding = map(
+        torch.stack, zip(*draws, strict=True)
+    )
+    first = Predictions("rpn", logits, deltas, anchors, (64,))
+    second = Predictions("roi", roi_logits, roi_deltas, rois, (12,), padding)
+    return [leaves(first), leaves(second)], targets
+
+
+def leaves(stage: Predictions) -> Predictions:
+    outputs = {
+        name: getattr(stage, name).detach().requires_grad_() for name in ("logits", "deltas")
+    }
+    return dataclasses.replace(stage, **outputs)
+
+
 def call_precision(
     logits: Tensor, labels: Tensor, activation: str, ranks: list[int] | None = None
 ) -> Answer:
@@ -377,6 +440,7 @@ COMMANDS: dict[str, Callable[..., Answer]] = {
     "loss": call_loss,
     "losses": call_many,
     "boxes": call_box_loss,
+    "stages": call_stages,
     "precision": call_precision,
     "collective": call_collective,
     "raise": raise_or_not,

@@ -30,11 +30,39 @@ def test_the_module_passes_every_setting_on() -> None:
     assert APLoss(check_finite=False)(broken, torch.tensor([0, -1])).isnan()
 
 
+def test_the_module_can_rank_a_choice_of_the_negatives() -> None:
+    logits = torch.tensor([[0.0], [3.0], [1.0], [2.0], [-1.0]])
+    labels = torch.tensor([0, -1, -1, -1, -2])
+    # The positive stands below both that are kept: its precision is 1 / 3, and 1 / 4 among all.
+    loss = APLoss(step="heaviside", negatives="hardest", ratio=2.0)
+    assert loss(logits, labels).item() == pytest.approx(2 / 3)
+    assert APLoss(step="heaviside")(logits, labels).item() == pytest.approx(3 / 4)
+    # Without the highest one, a single one of the two that are kept is counted.
+    mask = torch.tensor([[True], [False], [True], [True], [True]])
+    assert loss(logits, labels, mask).item() == pytest.approx(1 / 2)
+
+
+def test_the_module_can_rank_random_negatives() -> None:
+    labels = torch.tensor([0] + [-1] * 50)
+    logits = torch.zeros(51, 1).index_fill(0, torch.tensor([7]), 5.0)  # one is above the positive
+    loss = APLoss(step="heaviside", interpolate=False, negatives="random", ratio=1.0)
+    logits[1:] -= 1.0
+    values = [loss(logits, labels).item() for _ in range(400)]
+    assert set(values) == {0.0, 0.5}  # the one that is kept ranks below, or above
+    assert 1 <= values.count(0.5) <= 25  # of 8 on average
+
+
+def test_the_module_refuses_an_unknown_choice_of_negatives() -> None:
+    with pytest.raises(ValueError, match="negatives: expected one of all, hardest, random"):
+        APLoss(negatives="easy")
+
+
 def test_the_module_tells_a_detector_what_it_needs() -> None:
     loss = APLoss(delta=0.5, step="sigmoid")
     assert (loss.activation, loss.num_logits(80), list(loss.parameters())) == ("sigmoid", 80, [])
     assert repr(loss) == (
-        "APLoss(delta=0.5, step='sigmoid', interpolate=True, scope='batch', check_finite=None)"
+        "APLoss(delta=0.5, step='sigmoid', interpolate=True, scope='batch', check_finite=None, "
+        "negatives='all', ratio=3.0)"
     )
 
 

@@ -29,6 +29,7 @@ ALL_LOSSES = [
     losses.smooth_ap_loss,
     losses.hinge_ap_loss,
     losses.ohem_loss,
+    losses.cross_entropy_loss,
 ]
 
 

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankdet.losses import (
+    CrossEntropyLoss,
     DRLoss,
     FocalLoss,
     GHMLoss,
     OHEMLoss,
+    cross_entropy_loss,
     dr_loss,
     focal_loss,
     ghm_loss,
@@ -26,7 +28,8 @@ from rankdet.losses.labels import BACKGROUND, IGNORED
 Problem = Callable[..., tuple[Tensor, Tensor]]
 WithGradient = Callable[..., tuple[Tensor, Tensor]]
 Loss = Callable[..., Tensor]
-LOSSES: list[Loss] = [focal_loss, ohem_loss, ghm_loss, dr_loss]
+LOSSES: list[Loss] = [focal_loss, ohem_loss, cross_entropy_loss, ghm_loss, dr_loss]
+SOFTMAX_LOSSES: list[Loss] = [ohem_loss, cross_entropy_loss]
 EACH = pytest.mark.parametrize("loss", LOSSES)
 SIGMOID_LOSSES: list[Loss] = [focal_loss, ghm_loss, dr_loss]
 
@@ -82,7 +85,7 @@ def test_masked_entries_change_nothing_and_get_no_gradient(
     assert torch.equal(value, trash_value)
     assert torch.equal(gradient, trash_gradient)
     assert (gradient[~mask] == 0).all()
-    if loss is not ohem_loss:  # it ignores the anchor instead of the entry
+    if loss not in SOFTMAX_LOSSES:  # they ignore the anchor instead of the entry
         assert (gradient[mask & (labels != IGNORED).unsqueeze(-1)] != 0).all()
 
 
@@ -303,6 +306,7 @@ def test_sigmoid_losses_have_one_column_for_each_class(loss: Loss) -> None:
     [
         (FocalLoss, focal_loss, {"gamma": 1.5, "alpha": None}),
         (OHEMLoss, ohem_loss, {"negative_ratio": 1.0}),
+        (CrossEntropyLoss, cross_entropy_loss, {}),
         (GHMLoss, ghm_loss, {"bins": 5, "momentum": 0.0}),
         (
             DRLoss,
@@ -338,7 +342,12 @@ def test_a_module_hands_its_settings_to_the_function(
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [(FocalLoss, focal_loss), (OHEMLoss, ohem_loss), (DRLoss, dr_loss)],
+    [
+        (FocalLoss, focal_loss),
+        (OHEMLoss, ohem_loss),
+        (CrossEntropyLoss, cross_entropy_loss),
+        (DRLoss, dr_loss),
+    ],
 )
 def test_a_module_has_the_defaults_of_its_function(
     module: Callable[[], torch.nn.Module], function: Loss, mixed_problem: Problem
@@ -349,6 +358,6 @@ def test_a_module_has_the_defaults_of_its_function(
 
 def test_modules_say_how_many_columns_they_need() -> None:
     assert [loss.num_logits(20) for loss in (FocalLoss(), GHMLoss(), DRLoss())] == [20, 20, 20]
-    assert OHEMLoss().num_logits(20) == 21
-    assert OHEMLoss().activation == "softmax"
+    for softmax in (OHEMLoss(), CrossEntropyLoss()):
+        assert (softmax.num_logits(20), softmax.activation) == (21, "softmax")
     assert FocalLoss().activation == GHMLoss().activation == DRLoss().activation == "sigmoid"

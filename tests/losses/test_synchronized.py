@@ -42,6 +42,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("focal_loss", {}),
     ("focal_loss", {"gamma": 0.0, "alpha": None}),
     ("ohem_loss", {}),
+    ("cross_entropy_loss", {}),
     ("ghm_loss", {}),
     ("dr_loss", {}),
     ("dr_loss", {"positive_temperature": 0.001, "negative_temperature": 0.001}),
@@ -214,6 +215,26 @@ def test_box_loss_is_the_mean_over_the_positives_of_all(
             assert answer["value"].item() == pytest.approx(whole["value"].item(), rel=1e-6)
             process_worlds.assert_close(answer["gradient"], 4 * gradient, gradients, 1e-6)
             assert answer["sent"] == [2]
+
+
+@pytest.mark.parametrize("loss", ["CrossEntropyLoss", "OHEMLoss"])
+@pytest.mark.parametrize("shares", [([0, 1, 2, 3], [4]), ([], [5, 2]), ([0, 3], [6])])
+def test_both_stages_of_faster_rcnn_have_the_losses_of_the_global_batch(
+    shares: tuple[list[int], list[int]], loss: str, worlds: Worlds, process_worlds: Any
+) -> None:
+    whole = process_worlds.call_stages([*shares[0], *shares[1]], loss)
+    assert all(part.isfinite() for part in whole["parts"].values())
+    assert set(whole["parts"]) == {"rpn.class", "rpn.box", "roi.class", "roi.box"}
+    orders = [{"images": images, "loss": loss, "synchronize": True} for images in shares]
+    answers = worlds(2).run("stages", orders)
+    assert [answer["error"] for answer in answers] == [None, None]
+    sizes = [len(images) for images in shares]
+    for rank, answer in enumerate(answers):
+        for name, part in whole["parts"].items():
+            assert answer["parts"][name].item() == pytest.approx(part.item(), rel=1e-5, abs=1e-7)
+        for own, gradient in zip(answer["gradients"], whole["gradients"], strict=True):
+            expected = 2 * gradient.split(sizes)[rank]  # which DDP halves
+            process_worlds.assert_close(own, expected, [expected], 1e-5)
 
 
 def test_the_shown_precision_is_that_of_the_global_batch(

@@ -25,7 +25,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ),
     *(("auc_loss", {"step": step}) for step in STEPS),
     *(("smooth_ap_loss", {}), ("hinge_ap_loss", {}), ("focal_loss", {}), ("ohem_loss", {})),
-    *(("ghm_loss", {}), ("dr_loss", {})),
+    *(("ghm_loss", {}), ("dr_loss", {}), ("cross_entropy_loss", {})),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,10 @@ STEPS = ("piecewise", "heaviside", "sigmoid")
 EACH = [("ap_loss", {"step": step}) for step in STEPS] + [
     *(("ap_loss", {"scope": "image"}), ("auc_loss", {}), ("smooth_ap_loss", {})),
     *(("hinge_ap_loss", {}), ("focal_loss", {}), ("ohem_loss", {}), ("ghm_loss", {})),
-    ("dr_loss", {}),
+    *(("dr_loss", {}), ("cross_entropy_loss", {})),
 ]
 MODULES = ("APLoss", "AUCLoss", "SmoothAPLoss", "HingeAPLoss")
-MODULES += ("FocalLoss", "OHEMLoss", "GHMLoss", "DRLoss")
+MODULES += ("FocalLoss", "OHEMLoss", "GHMLoss", "DRLoss", "CrossEntropyLoss")
 
 
 def name_of(case: tuple[str, dict[str, Any]]) -> str:
@@ -155,10 +156,8 @@ def test_a_broken_score_anywhere_makes_value_and_gradient_nan_everywhere(
 def test_modules_pass_their_group_on(worlds: Worlds, process_worlds: Any, name: str) -> None:
     """A pair of four processes has a loss of its own; the two others take no part in it."""
     parts = process_worlds.random_parts(5, 2)
-    function = {"GHMLoss": "ghm_loss"}.get(name, name.replace("Loss", "_loss").lower())
-    function = {"smoothap_loss": "smooth_ap_loss", "hingeap_loss": "hinge_ap_loss"}.get(
-        function, function
-    )
+    # SmoothAPLoss -> smooth_ap_loss
+    function = re.sub(r"(?<=[a-z])(?=[A-Z])|(?=Loss)", "_", name).lower().replace("__", "_")
     settings = {"momentum": 0.0} if name == "GHMLoss" else {}
     value, gradients = process_worlds.alone(function, parts, False)
     by_rank = [parts[0], parts[0], parts[1], parts[1]]
@@ -232,6 +231,9 @@ def test_compiled_code_leaves_the_synchronised_loss_out(
 
 
 def test_a_module_says_that_it_synchronises_only_if_it_does() -> None:
-    settings = "delta=1.0, step='piecewise', interpolate=True, scope='batch', check_finite=None"
+    settings = (
+        "delta=1.0, step='piecewise', interpolate=True, scope='batch', check_finite=None, "
+        "negatives='all', ratio=3.0"
+    )
     assert repr(APLoss()) == f"APLoss({settings})"
     assert repr(APLoss(synchronize=True)) == f"APLoss(synchronize=True, {settings})"

@@ -196,3 +196,13 @@ def test_outputs_on_a_gpu_are_counted_there() -> None:
     assert scores.counts is not None
     assert scores.counts.is_cuda
     assert scores.to_dict()["num_anchors"] > 0
+
+
+def test_each_image_may_have_its_own_anchors_and_padding_does_not_count(objects: Objects) -> None:
+    anchors = torch.tensor([[BOX, (0, 0, 10, 5)], [(50, 50, 60, 60), BOX]], dtype=torch.float32)
+    logits = torch.tensor([[[logit(0.155)], [logit(0.255)]], [[logit(0.355)], [logit(0.455)]]])
+    is_padding = torch.tensor([[False, False], [False, True]])
+    stage = Predictions("", logits, torch.zeros(2, 2, 4), anchors, (2,), is_padding)
+    scores = AnchorScores("sigmoid")
+    scores.add(stage, [objects((0, BOX))] * 2, SIZES.repeat(2, 1))
+    assert cells(scores) == [[0, 35, 1], [50, 25, 1], [99, 15, 1]]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 
 from rankdet.config import Config, LossConfig
 from rankdet.errors import ConfigError
@@ -178,10 +180,115 @@ def test_the_torchvision_recipe_has_the_settings_of_torchvision() -> None:
     assert evaluation.max_detections == model.detections_per_img
 
 
+def test_the_paper_s_faster_rcnn() -> None:
+    config = recipe("voc-faster-rcnn")
+    detector, evaluation = config.detector, config.evaluation
+    assert (detector.name, detector.backbone, detector.weights) == (
+        "faster_rcnn",
+        "resnet50",
+        "imagenet",
+    )
+    assert (detector.rois, detector.proposals, config.loss) == (
+        512,
+        None,
+        LossConfig("ap", {}, 1.0),
+    )
+    assert config.data.augmentation == "jitter"  # flip, and shorter sides of 480 to 800
+    assert (evaluation.shorter, evaluation.longest) == (800, 1333)
+    assert config.data.train_split == "2007_trainval+2012_trainval"
+    training = config.training
+    steps_per_epoch = 16_551 // training.batch_size
+    assert training.max_steps == 18_000 <= training.epochs * steps_per_epoch
+    steps = [round(milestone * steps_per_epoch, -2) for milestone in training.milestones]
+    assert steps == [12_000, 16_000]
+
+
+def test_the_torchvision_faster_rcnn_has_the_settings_of_torchvision() -> None:
+    from torchvision.models.detection import fasterrcnn_resnet50_fpn
+
+    model = fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None)
+    config = recipe("torchvision-faster-rcnn")
+    detector, evaluation = config.detector, config.evaluation
+    assert detector.norm_epsilon < 1e-9  # 0 in torchvision, for its published weights
+    sizes = [(int(detector.anchor_scale * stride),) for stride in (4, 8, 16, 32, 64)]
+    assert list(model.rpn.anchor_generator.sizes) == sizes
+    assert detector.anchor_octaves == 1
+    assert model.rpn.anchor_generator.aspect_ratios[0] == detector.anchor_ratios
+    assert detector.anchor_grid == "torchvision"
+    heads = model.roi_heads
+    assert detector.box_weights == heads.box_coder.weights
+    assert detector.positive_iou == heads.proposal_matcher.high_threshold
+    assert detector.rois == heads.fg_bg_sampler.batch_size_per_image
+    assert detector.test_proposals == model.rpn._post_nms_top_n["testing"]
+    assert ((evaluation.shorter,), evaluation.longest) == (
+        model.transform.min_size,
+        model.transform.max_size,
+    )
+    assert evaluation.score_threshold == heads.score_thresh
+    assert evaluation.nms_iou == heads.nms_thresh
+    assert evaluation.max_detections == heads.detections_per_img
+
+
+def test_the_small_faster_rcnn_is_the_small_recipe_with_few_rois() -> None:
+    config, small = recipe("small-faster-rcnn"), recipe("small")
+    detector = config.detector
+    assert (detector.name, detector.backbone) == ("faster_rcnn", "small")
+    assert detector.rois < detector.proposals <= 200
+    assert (config.data, config.training) == (small.data, small.training)
+
+
 def test_an_unknown_recipe_is_told_with_the_closest_name() -> None:
     with pytest.raises(ConfigError) as error:
         recipe("vok")
     known = ", ".join(RECIPES)
     assert str(error.value) == f"recipe vok: expected one of {known}. Did you mean 'voc'?"
-    with pytest.raises(ConfigError, match=r"torchvision-coco\.$"):
+    with pytest.raises(ConfigError, match=rf"{[*RECIPES][-1]}\.$"):
         recipe("zzzz")
+
+
+def test_the_papers_ssd_differs_from_its_retinanet_by_the_detector_and_the_test_size() -> None:
+    config, retinanet = recipe("voc-ssd512"), recipe("voc")
+    assert config.data == retinanet.data
+    assert config.training == retinanet.training
+    assert config.loss == retinanet.loss
+    assert replace(config.evaluation, fixed_size=None) == retinanet.evaluation
+    assert config.evaluation.fixed_size == config.data.size == 512
+    detector = config.detector
+    assert (detector.name, detector.backbone, detector.ssd_layout) == ("ssd", "vgg16", "ssd512")
+    assert (detector.positive_iou, detector.negative_iou) == (0.5, 0.5)
+    assert (detector.weights, detector.frozen_stages) == ("imagenet", 0)
+    assert detector.box_weights == (10.0, 10.0, 5.0, 5.0)
+
+
+def test_ssd300_is_the_default_recipe_with_another_detector() -> None:
+    config, base = recipe("ssd300"), recipe("default")
+    assert config.training == base.training
+    assert config.data.size == config.evaluation.fixed_size == 300
+    assert (config.detector.name, config.detector.ssd_layout) == ("ssd", "ssd300")
+    assert config.detector.weights == "none"
+
+
+def test_the_torchvision_ssd_recipe_has_the_settings_of_torchvision() -> None:
+    from torchvision.models.detection import ssd300_vgg16
+
+    with torch.device("meta"):
+        model = ssd300_vgg16(weights=None, weights_backbone=None)
+    config = recipe("torchvision-ssd300")
+    detector, evaluation = config.detector, config.evaluation
+    assert (detector.ssd_layout, detector.pixels) == ("ssd300", "bytes")
+    assert detector.box_weights == model.box_coder.weights
+    assert detector.positive_iou == model.proposal_matcher.high_threshold
+    assert detector.negative_iou == model.proposal_matcher.low_threshold
+    assert model.transform.fixed_size == (evaluation.fixed_size, config.data.size) == (300, 300)
+    assert evaluation.score_threshold == model.score_thresh
+    assert evaluation.last_level_threshold is None
+    assert evaluation.nms_iou == model.nms_thresh
+    assert evaluation.max_detections == model.detections_per_img
+
+
+def test_the_small_ssd_is_the_small_recipe_with_another_detector() -> None:
+    config, small = recipe("small-ssd"), recipe("small")
+    assert replace(config, detector=small.detector) == small
+    detector = config.detector
+    assert (detector.name, detector.backbone, detector.norm) == ("ssd", "small", "group")
+    assert (detector.positive_iou, detector.negative_iou) == (0.5, 0.5)

@@ -27,7 +27,9 @@ STEM = "backbone.fpn.layer_blocks.0.0.weight"
 
 def fresh(num_classes: int = 3, activation: str = "sigmoid") -> RetinaNet:
     torch.manual_seed(99)
-    return build.detector(SMALL, num_classes, activation)
+    detector = build.detector(SMALL, num_classes, activation)
+    assert isinstance(detector, RetinaNet)
+    return detector
 
 
 def load(source: Path | str, activation: str = "sigmoid") -> tuple[str, dict[str, Tensor]]:
@@ -137,3 +139,30 @@ def test_a_file_of_a_backbone_is_found_in_the_home_too(
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=str(tmp_path)):
         load(tmp_path)
+
+
+def test_a_file_of_torchvisions_ssd_is_a_softmax_with_the_classes_of_coco(tmp_path: Path) -> None:
+    config = DetectorConfig(name="ssd", backbone="small", norm="group")
+    source = build.detector(config, 90, "softmax").state_dict()
+    output = "head.classification_head.module_list.0.bias"
+    source[output] = torch.arange(91.0).repeat(4)  # as many columns as torchvision's SSD300
+    file = tmp_path / "ssd.pth"
+    torch.save(source, file)
+    names = list(TORCHVISION_COCO_CLASSES)
+    for activation in ("sigmoid", "softmax"):
+        detector = build.detector(config, 3, activation)
+        said = load_initial_weights(
+            detector, replace(config, weights=str(file)), CLASSES, activation
+        )
+        assert said == f"{file}: 2 of 3 classes taken from the source, 1 start fresh: lamp"
+        found = [round(value, 2) for value in detector.state_dict()[output].tolist()]
+        fresh = FRESH if activation == "sigmoid" else 0.0
+        expected = [names.index("bus"), fresh, names.index("cat")]
+        assert found[: len(found) // 4] == ([0.0] if activation == "softmax" else []) + expected
+
+
+def test_a_file_of_another_detector_is_refused(tmp_path: Path) -> None:
+    ssd = DetectorConfig(name="ssd", backbone="small", norm="group")
+    torch.save(build.detector(ssd, 3, "sigmoid").state_dict(), tmp_path / "ssd.pth")
+    with pytest.raises(WeightsError, match=r"ssd\.pth: is of SSD; the detector is RetinaNet\. "):
+        load(tmp_path / "ssd.pth")

@@ -426,12 +426,14 @@ def test_images_held_on_the_device_give_the_same_batches(finished: Path, tmp_pat
     assert first["class_loss"] == pytest.approx(expected["class_loss"], rel=1e-3)
 
 
-@pytest.mark.parametrize("loss", ["auc", "focal", "ohem", "ghm", "dr", "smooth_ap", "hinge_ap"])
+@pytest.mark.parametrize(
+    "loss", ["auc", "focal", "ohem", "ghm", "dr", "smooth_ap", "hinge_ap", "ce"]
+)
 def test_every_loss_trains_by_its_name(loss: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     config = replace(tiny(epochs=1, batch_size=4), loss=LossConfig(loss))
     assert run(out, config) == 0
-    assert read_run(out).activation == ("softmax" if loss == "ohem" else "sigmoid")
+    assert read_run(out).activation == ("softmax" if loss in ("ohem", "ce") else "sigmoid")
     assert (out / "results.json").exists()
 
 

@@ -380,8 +380,9 @@ def test_when_a_process_has_a_fault_of_its_own_the_others_end_soon(
     if rank:
         assert "because of another: process 1: ValueError: a fault of its own" in other.output
     else:  # what it has left its reason in is gone with it
-        assert other.output.startswith("error: process 1 stops because of another: process 0 has")
-        assert other.output.count("\n") == 1
+        # torch itself may have warned before, of a store that is gone
+        (said,) = [line for line in other.output.splitlines() if line.startswith("error: ")]
+        assert said.startswith("error: process 1 stops because of another: process 0 has")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def with_training(config: Config, **changes: Any) -> Config:
 @pytest.mark.parametrize(("most", "expected"), [(None, 12), (5, 5), (12, 12), (99, 12)])
 def test_there_are_so_many_steps(most: int | None, expected: int) -> None:
     settings = TrainingConfig(epochs=3, max_steps=most)
-    assert workflow._num_steps(settings, steps_per_epoch=4) == expected
+    assert workflow.count_steps(settings, steps_per_epoch=4) == expected
 
 
 def test_the_learning_rate_is_scaled_warms_up_and_falls_at_its_milestones() -> None:
@@ -48,7 +48,7 @@ def test_the_learning_rate_is_scaled_warms_up_and_falls_at_its_milestones() -> N
         warmup_steps=2,
         warmup_start=0.5,
     )
-    rate = workflow._learning_rate(settings, steps_per_epoch=2, num_steps=8)
+    rate = workflow.learning_rate_of(settings, steps_per_epoch=2, num_steps=8)
     found = [rate(step) for step in range(8)]
     assert found == pytest.approx([0.125, 0.1875, 0.25, 0.125, 0.125, 0.125, 0.0625, 0.0625])
 
@@ -57,7 +57,7 @@ def test_one_cycle_ends_with_the_last_step() -> None:
     settings = TrainingConfig(
         learning_rate=0.5, schedule="one_cycle", milestones=(), warmup_steps=2, warmup_start=0.0
     )
-    rate = workflow._learning_rate(settings, steps_per_epoch=5, num_steps=10)
+    rate = workflow.learning_rate_of(settings, steps_per_epoch=5, num_steps=10)
     assert rate(2) == pytest.approx(0.5)
     assert 0 <= rate(9) < rate(8) < rate(3) < 0.5
     assert rate(9) < 0.03

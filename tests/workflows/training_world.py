@@ -206,10 +206,10 @@ def have_bad_ignored_score(step: int) -> None:
     original = engine._to_check
     steps = iter(range(1000))
 
-    def to_check(parts: Any, soundness: list[torch.Tensor], *others: Any) -> Any:
+    def to_check(parts: Any, counts: Any, soundness: list[torch.Tensor], *others: Any) -> Any:
         if next(steps) == step:
             soundness = [total * float("nan") for total in soundness]
-        return original(parts, soundness, *others)
+        return original(parts, counts, soundness, *others)
 
     engine._to_check = to_check
 

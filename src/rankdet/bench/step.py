@@ -35,7 +35,8 @@ from rankdet.config import Config, DetectorConfig, LossConfig, TrainingConfig
 from rankdet.data.loading.collate import Batch
 from rankdet.detectors.assign import Assignment
 from rankdet.detectors.criterion import Criterion, Losses
-from rankdet.detectors.retinanet import RetinaNet, freeze
+from rankdet.detectors.detector import freeze
+from rankdet.detectors.retinanet import RetinaNet
 from rankdet.engine.train import StepSettings, Stopwatch, training_step
 from rankdet.output import write_whole
 from rankdet.provenance import provenance
@@ -119,10 +120,11 @@ def make_network(sizes: Sizes, num_classes: int, images: Tensor, **detector: Any
     calm(module)
     freeze(module, build.num_frozen_stages(config.detector))
     module = build.placed(module, config.training, device)
+    assert isinstance(module, RetinaNet)
     spread_scores(module, images)
     if config.training.compile:
-        module.backbone.compile()
-        module.head.compile()
+        for part in module.compilable_parts:
+            part.compile()
     settings = StepSettings(
         device=device,
         precision=build.precision(config.training, device),

@@ -12,7 +12,7 @@ from typing import Any
 from rankdet.config.rules import SettingError, check_section, checked_settings, setting
 
 # The names that `build` knows; tests compare them.
-DETECTOR_NAMES = ("retinanet",)
+DETECTOR_NAMES = ("retinanet", "ssd", "faster_rcnn")
 BACKBONE_NAMES = (
     "resnet18",
     "resnet34",
@@ -20,9 +20,10 @@ BACKBONE_NAMES = (
     "resnet101",
     "resnext101_32x8d",
     "mobilenet_v2",
+    "vgg16",
     "small",
 )
-LOSS_NAMES = ("ap", "auc", "focal", "ohem", "ghm", "dr", "smooth_ap", "hinge_ap")
+LOSS_NAMES = ("ap", "auc", "focal", "ohem", "ghm", "dr", "smooth_ap", "hinge_ap", "ce")
 FORMAT_NAMES = ("voc", "coco", "yolo")
 
 SMALLEST_SIDE = 32  # of an image: the stride of the backbone's last map
@@ -70,6 +71,12 @@ class DetectorConfig:
     (anchor_scale * stride * 2^(i / anchor_octaves))^2. anchor_grid: "centred" (the paper's code:
     each anchor in the middle of its stride x stride pixels) or "torchvision" (at their corner, in
     whole pixels; spread evenly where a side is no multiple of the last stride).
+    SSD has the layers and boxes of its paper (ssd_layout), whatever the anchor settings. pixels:
+    "imagenet" (divided by ImageNet's deviation) or "bytes" (0..255 less the mean, as torchvision's
+    published SSD). Faster R-CNN: the anchors are those of the region proposal network; rois: the
+    boxes of an image that the second stage learns from, objects included; proposals: how many the
+    first stage may give it in training (None: 2000, or rois if that is more), test_proposals:
+    otherwise. An RoI below positive_iou is background, whatever negative_iou.
     """
 
     name: str = setting("retinanet", choices=DETECTOR_NAMES)
@@ -88,6 +95,11 @@ class DetectorConfig:
     box_weights: tuple[float, float, float, float] = setting((10.0, 10.0, 5.0, 5.0), above=0)
     positive_iou: float = setting(0.5, above=0, most=1)
     negative_iou: float = setting(0.4, above=0, most=1)
+    ssd_layout: str = setting("ssd512", choices=("ssd300", "ssd512"))
+    pixels: str = setting("imagenet", choices=("imagenet", "bytes"))
+    rois: int = setting(512, least=1, most=65_536)
+    proposals: int | None = setting(None, least=1, most=65_536)
+    test_proposals: int = setting(1000, least=1, most=65_536)
 
     def __post_init__(self) -> None:
         check_section(self, "detector.")
@@ -97,6 +109,21 @@ class DetectorConfig:
                 self.negative_iou,
                 f"expected at most detector.positive_iou, which is {self.positive_iou:g}",
                 "Anchors below the one are negative, from the other on positive. Correct both.",
+            )
+        if self.proposals is not None and self.rois > self.proposals:
+            raise SettingError(
+                "detector.rois",
+                self.rois,
+                f"expected at most detector.proposals, which is {self.proposals}",
+                "RoIs are chosen among the proposals. Give more of those, or null for enough.",
+            )
+        if (self.name == "ssd") != (self.backbone == "vgg16") and self.backbone != "small":
+            raise SettingError(
+                "detector.backbone",
+                self.backbone,
+                f"expected {'vgg16 or small for' if self.name == 'ssd' else 'another for'} "
+                f"detector.name={self.name}",
+                "SSD is built on VGG-16, and VGG-16 is for SSD alone. Correct one of the two.",
             )
 
 

@@ -39,10 +39,11 @@ class IoUAssigner:
     """Anchors become objects by their overlap (IoU) with them.
 
     Positive: the anchor's IoU with the object that it overlaps most, its own object, is at least
-    `positive_iou`; or it has the best IoU, tied or alone, that some object reaches with any anchor,
-    as long as this is not 0. Its class and box are those of its own object, which can be another
-    than the one that made it positive. Negative: its IoU with its own object is less than
-    `negative_iou`. Between: ignored. Of objects with equal IoU the first counts.
+    `positive_iou`; or, with `is_best_positive`, it has the best IoU, tied or alone, that some
+    object reaches with any anchor, as long as this is not 0. Its class and box are those of its own
+    object, which can be another than the one that made it positive. Negative: its IoU with its own
+    object is less than `negative_iou`. Between: ignored. Of objects with equal IoU the first
+    counts. Padding is ignored.
 
     An object with `is_ignored` takes no part in that. An anchor that is not positive is ignored if
     its IoU with such an object is at least `negative_iou`, or if at least `positive_iou` of the
@@ -62,6 +63,7 @@ class IoUAssigner:
         positive_iou: float = 0.5,
         negative_iou: float = 0.4,
         *,
+        is_best_positive: bool = True,
         pairs_at_once: int = _PAIRS_AT_ONCE,
     ) -> None:
         if not 0 < negative_iou <= positive_iou <= 1:
@@ -71,31 +73,46 @@ class IoUAssigner:
             )
         self.positive_iou = positive_iou
         self.negative_iou = negative_iou
+        self.is_best_positive = is_best_positive
         self.pairs_at_once = pairs_at_once
 
     @torch.no_grad()
     def __call__(self, predictions: Predictions, targets: Sequence[Target]) -> Assignment:
         """The assignment of every anchor in every image; the targets are on the anchors' device."""
-        anchors = predictions.anchors
         check_targets(predictions, targets)
+        anchors, is_padding = predictions.anchors, predictions.is_padding
+        if is_padding is None:
+            return self._assign_all(anchors, targets)
+        # An empty box overlaps nothing, so that none is the best of an object.
+        assignment = self._assign_all(anchors.masked_fill(is_padding.unsqueeze(2), 0.0), targets)
+        labels = assignment.labels.masked_fill(is_padding, IGNORED)
+        return Assignment(labels, assignment.matched_index, assignment.quality)
+
+    def _assign_all(self, anchors: Tensor, targets: Sequence[Target]) -> Assignment:
         if not any(len(target) for target in targets):
             return _all_background(len(targets), anchors)
-        if can_read(anchors):
+        if anchors.ndim == 2 and can_read(anchors):
             from rankdet.detectors import assign_triton  # Triton is not needed elsewhere
 
+            ious = (self.positive_iou, self.negative_iou)
             return Assignment(
-                *assign_triton.assign(anchors, targets, self.positive_iou, self.negative_iou)
+                *assign_triton.assign(
+                    anchors, targets, *ious, is_best_positive=self.is_best_positive
+                )
             )
         return self.assign_plainly(anchors, targets)
 
     def assign_plainly(self, anchors: Tensor, targets: Sequence[Target]) -> Assignment:
-        """The assignment in plain torch: on the CPU, and the judge of the kernels."""
+        """The assignment in plain torch: on the CPU, and the judge of the kernels.
+
+        anchors: (A, 4), or (B, A, 4) of each image its own.
+        """
         boxes = padded([target.boxes for target in targets])
         is_ignored = padded([target.is_ignored for target in targets])
         classes = padded([target.labels for target in targets])
 
         num_at_once = max(1, self.pairs_at_once // is_ignored.numel())
-        blocks = anchors.split(num_at_once)
+        blocks = anchors.split(num_at_once, dim=-2)
         first = _Overlaps(boxes, is_ignored, blocks[0])
 
         def overlaps(number: int) -> _Overlaps:  # the first, often the only one, is made once
@@ -105,7 +122,8 @@ class IoUAssigner:
         for number in range(1, len(blocks)):
             best_of_object = best_of_object.maximum(overlaps(number).iou.amax(dim=2))
         # No IoU is 2: where no anchor touches the object, none is its best.
-        best_of_object = torch.where(best_of_object > 0, best_of_object, 2.0)
+        has_best = (best_of_object > 0) & self.is_best_positive
+        best_of_object = torch.where(has_best, best_of_object, 2.0)
         parts = [
             self._assign(overlaps(number), best_of_object, classes) for number in range(len(blocks))
         ]
@@ -127,13 +145,14 @@ class IoUAssigner:
 
 
 class _Overlaps:
-    """Overlaps of the objects of each image with a block of anchors.
+    """Overlaps of the objects of each image with a block of anchors, (A, 4) or (B, A, 4).
 
     iou (B, G, A): as `torchvision.ops.box_iou`; 0 for ignored objects.
     """
 
     def __init__(self, boxes: Tensor, is_ignored: Tensor, anchors: Tensor) -> None:
         self.is_ignored = is_ignored.unsqueeze(2)
+        anchors = anchors.unsqueeze(-3)  # the axis of the objects
         self.anchor_areas = _areas(anchors)
         self.intersections = _intersections(boxes, anchors)
         unions = (_areas(boxes).unsqueeze(2) + self.anchor_areas).sub_(self.intersections)
@@ -157,7 +176,7 @@ def matched_boxes(assignment: Assignment, targets: Sequence[Target], anchors: Te
     tensor([[[1., 1., 9., 9.],
              [0., 0., 0., 0.]]])
     """
-    everywhere = anchors.expand(len(targets), -1, -1)
+    everywhere = anchors.expand(len(targets), -1, -1)  # of shared ones, (A, 4), or of their own
     if not any(len(target) for target in targets):
         return everywhere
     index = assignment.matched_index.unsqueeze(2)
@@ -180,7 +199,7 @@ def check_targets(predictions: Predictions, targets: Sequence[Target]) -> None:
 
 
 def _all_background(num_images: int, anchors: Tensor) -> Assignment:
-    shape, device = (num_images, len(anchors)), anchors.device
+    shape, device = (num_images, anchors.shape[-2]), anchors.device
     return Assignment(
         labels=torch.full(shape, BACKGROUND, device=device),
         matched_index=torch.full(shape, -1, device=device),
@@ -194,7 +213,7 @@ def _areas(boxes: Tensor) -> Tensor:
 
 
 def _intersections(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """(B, G, A): the area that each box (B, G, 4) shares with each anchor (A, 4)."""
+    """(B, G, A): the area that each box (B, G, 4) shares with each anchor ((B,) 1, A, 4)."""
     left, top, right, bottom = boxes.unsqueeze(2).unbind(-1)
     anchor_left, anchor_top, anchor_right, anchor_bottom = anchors.unbind(-1)
     width = torch.minimum(right, anchor_right).sub_(torch.maximum(left, anchor_left))

@@ -31,6 +31,7 @@ def assign(
     positive_iou: float,
     negative_iou: float,
     *,
+    is_best_positive: bool = True,
     block: int = _BLOCK,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """labels, matched_index and quality of `Assignment`, each (B, A); at least one object."""
@@ -42,7 +43,9 @@ def assign(
     labels = torch.empty(shape, dtype=torch.int64, device=device)
     matched_index = torch.empty(shape, dtype=torch.int64, device=device)
     quality = torch.empty(shape, dtype=torch.float32, device=device)
-    best_of_object = torch.zeros(len(boxes), dtype=torch.float32, device=device)
+    # No IoU is 2: where it stays, no anchor is the best of the object.
+    none = 0.0 if is_best_positive else 2.0
+    best_of_object = torch.full((len(boxes),), none, dtype=torch.float32, device=device)
 
     anchors = anchors.contiguous()
     objects = (boxes, starts, best_of_object)

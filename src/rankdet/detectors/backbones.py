@@ -13,7 +13,11 @@ from torch.nn import functional
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.ops import Conv2dNormActivation, FrozenBatchNorm2d
-from torchvision.ops.feature_pyramid_network import LastLevelP6P7
+from torchvision.ops.feature_pyramid_network import (
+    ExtraFPNBlock,
+    LastLevelMaxPool,
+    LastLevelP6P7,
+)
 
 _BOTTLENECK_NETWORKS = ("resnet50", "resnet101", "resnext101_32x8d")
 BACKBONES = ("resnet18", "resnet34", *_BOTTLENECK_NETWORKS, "mobilenet_v2", "small")
@@ -22,15 +26,17 @@ NORMS = ("frozen", "batch", "group")
 MakeNorm = Callable[[int], Any]  # number of channels -> layer
 
 
-class _Body(NamedTuple):
+class Body(NamedTuple):
     """A network for classification without its classifier.
 
     levels: the children that give C3, C4, C5, at strides 8, 16, 32, and how many channels each has.
+    c2: the same of C2, at stride 4.
     stages: the children of each of the five stages, from the input, for freezing.
     """
 
     network: nn.Module
     levels: dict[str, int]
+    c2: tuple[str, int]
     stages: tuple[tuple[str, ...], ...]
 
 
@@ -41,10 +47,13 @@ def make_backbone(
     norm: str = "batch",
     norm_epsilon: float = 1e-5,
     p6_from: str = "c5",
+    first_level: int = 3,
 ) -> BackboneWithFPN:
     """A module from normalised images (B, 3, H, W) to an OrderedDict of pyramid maps.
 
     The maps are P3..P7 at strides 8..128 with 256 channels; "small", for CPUs, has P3..P5 with 64.
+    With first_level 2, for Faster R-CNN, they are P2..P6 at strides 4..64, and P6 is every second
+    place of P5; "small" stays as it is.
     The module is torchvision's BackboneWithFPN, so that the keys of its state dict are `body...`
     and `fpn...`. Attributes: out_channels; strides, one for each map; stages, the names of the
     body's children in each of its five stages. See `DetectorConfig` for the options.
@@ -55,6 +64,8 @@ def make_backbone(
     _refuse_other("backbone", name, BACKBONES)
     _refuse_other("stride_on", stride_on, ("3x3", "1x1"))
     _refuse_other("p6_from", p6_from, ("c5", "p5"))
+    if first_level not in (2, 3):
+        raise ValueError(f"first_level: expected 2 or 3, got {first_level}")
     if stride_on == "1x1" and name not in _BOTTLENECK_NETWORKS:
         raise ValueError(
             f"stride_on '1x1': only {', '.join(_BOTTLENECK_NETWORKS)} have bottlenecks, got {name}"
@@ -62,7 +73,14 @@ def make_backbone(
     body = _make_body(name, make_norm(norm, norm_epsilon))
     if stride_on == "1x1":
         _move_strides(body.network)
+    if first_level == 2 and name != "small":
+        return _add_pyramid_from_p2(body)
     return _add_pyramid(body, is_small=name == "small", p6_from=p6_from)
+
+
+def body_stages(backbone: BackboneWithFPN) -> list[list[nn.Module]]:
+    """The modules of each of the five stages of the body, from the input."""
+    return [[backbone.body[name] for name in stage] for stage in backbone.stages]
 
 
 def make_norm(name: str, epsilon: float = 1e-5) -> MakeNorm:
@@ -102,27 +120,32 @@ def _refuse_other(what: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{what}: expected one of {', '.join(allowed)}; got {value!r}")
 
 
-def _make_body(name: str, norm: MakeNorm) -> _Body:
+def _make_body(name: str, norm: MakeNorm) -> Body:
     if name == "small":
-        return _make_small(norm)
+        return make_small_body(norm)
     network = torchvision.models.get_model(name, weights=None, norm_layer=norm)
     if name == "mobilenet_v2":
-        return _Body(
+        return Body(
             network.features,
             {"6": 32, "13": 96, "18": 1280},
+            ("3", 24),
             # Cut where the resolution halves, as in a ResNet.
             tuple(
                 tuple(str(index) for index in range(start, end))
                 for start, end in ((0, 2), (2, 4), (4, 7), (7, 14), (14, 19))
             ),
         )
-    widths = (128, 256, 512) if name in ("resnet18", "resnet34") else (512, 1024, 2048)
-    levels = dict(zip(("layer2", "layer3", "layer4"), widths, strict=True))
-    return _Body(network, levels, (("conv1", "bn1"), ("layer1",), *((level,) for level in levels)))
+    width = 64 if name in ("resnet18", "resnet34") else 256
+    levels = {"layer2": 2 * width, "layer3": 4 * width, "layer4": 8 * width}
+    stages = (("conv1", "bn1"), ("layer1",), *((level,) for level in levels))
+    return Body(network, levels, ("layer1", width), stages)
 
 
-def _make_small(norm: MakeNorm) -> _Body:
-    """A ResNet with few channels: some hundred steps of training take minutes on a CPU."""
+def make_small_body(norm: MakeNorm) -> Body:
+    """A ResNet with few channels: some hundred steps of training take minutes on a CPU.
+
+    Its network is a Sequential with named children.
+    """
     widths = {"layer1": 32, "layer2": 64, "layer3": 96, "layer4": 128}
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     layers["stem"] = Conv2dNormActivation(3, 24, stride=2, norm_layer=norm)
@@ -136,7 +159,7 @@ def _make_small(norm: MakeNorm) -> _Body:
         if isinstance(layer, nn.Conv2d):  # as torchvision initialises its ResNets
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     levels = {name: widths[name] for name in ("layer2", "layer3", "layer4")}
-    return _Body(network, levels, tuple((name,) for name in layers))
+    return Body(network, levels, ("layer1", widths["layer1"]), tuple((name,) for name in layers))
 
 
 def _move_strides(network: ResNet) -> None:
@@ -146,19 +169,36 @@ def _move_strides(network: ResNet) -> None:
         first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
 
 
-def _add_pyramid(body: _Body, *, is_small: bool, p6_from: str) -> BackboneWithFPN:
+def _add_pyramid(body: Body, *, is_small: bool, p6_from: str) -> BackboneWithFPN:
+    """P3..P7, or P3..P5 of the small network."""
     out_channels = 64 if is_small else 256
-    widths = list(body.levels.values())
-    backbone = BackboneWithFPN(
-        body.network,
-        {name: str(index) for index, name in enumerate(body.levels)},
-        widths,
-        out_channels,
-        extra_blocks=LastLevelP6P7(widths[-1] if p6_from == "c5" else out_channels, out_channels),
-    )
+    *_, last = body.levels.values()
+    extra_blocks = LastLevelP6P7(last if p6_from == "c5" else out_channels, out_channels)
+    backbone = _with_pyramid(body, body.levels, out_channels, extra_blocks)
     backbone.strides = (8, 16, 32, 64, 128)
-    backbone.stages = body.stages
     if is_small:  # its images are small as well: nothing in them is as large as P6's anchors
         backbone.fpn.extra_blocks = None
         backbone.strides = backbone.strides[:3]
+    return backbone
+
+
+def _add_pyramid_from_p2(body: Body) -> BackboneWithFPN:
+    """P2..P6, as in Faster R-CNN."""
+    name, width = body.c2
+    backbone = _with_pyramid(body, {name: width, **body.levels}, 256, LastLevelMaxPool())
+    backbone.strides = (4, 8, 16, 32, 64)
+    return backbone
+
+
+def _with_pyramid(
+    body: Body, levels: dict[str, int], out_channels: int, extra_blocks: ExtraFPNBlock
+) -> BackboneWithFPN:
+    backbone = BackboneWithFPN(
+        body.network,
+        {name: str(index) for index, name in enumerate(levels)},
+        list(levels.values()),
+        out_channels,
+        extra_blocks=extra_blocks,
+    )
+    backbone.stages = body.stages
     return backbone

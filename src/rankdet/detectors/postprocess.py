@@ -70,12 +70,12 @@ class Postprocess:
             stages: what the detector returns.
             sizes: (B, 2), height and width of each image inside of the padded ones; boxes are
                 clipped to it. A box without area or with a coordinate that is not finite is
-                dropped, and so is a score that is NaN.
+                dropped, and so are a score that is NaN and an anchor that is padding.
         """
         stage = stages[-1]
         scores, anchor_index, labels = self._best_scores(stage)
-        deltas = stage.deltas.gather(1, anchor_index.unsqueeze(2).expand(-1, -1, 4))
-        boxes = decode_boxes(deltas, stage.anchors[anchor_index], self.box_weights)
+        deltas, anchors = _chosen_boxes(stage, anchor_index, labels)
+        boxes = decode_boxes(deltas, anchors, self.box_weights)
         boxes = clip_boxes(boxes, torch.as_tensor(sizes).reshape(-1, 2).to(boxes.device))
         is_kept = (scores > 0) & _has_area(boxes)
 
@@ -105,6 +105,8 @@ class Postprocess:
             values = stage.logits.softmax(dim=2, dtype=torch.float32)[:, :, 1:]
         else:
             values = stage.logits  # the sigmoid keeps their order, and few of them are needed
+        if stage.is_padding is not None:
+            values = values.masked_fill(stage.is_padding.unsqueeze(2), -math.inf)
         num_classes = values.shape[2]
         scores, places = [], []
         num_before = 0
@@ -126,6 +128,21 @@ class Postprocess:
         if is_last and self.last_level_threshold is not None:
             return self.last_level_threshold
         return self.score_threshold
+
+
+def _chosen_boxes(
+    stage: Predictions, anchor_index: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Deltas and anchors (B, D, 4) of the chosen pairs of anchor and class (B, D)."""
+    place = anchor_index.unsqueeze(2).expand(-1, -1, 4)
+    anchors = (
+        stage.anchors.gather(1, place) if stage.has_own_anchors else stage.anchors[anchor_index]
+    )
+    if stage.deltas.ndim == 3:
+        return stage.deltas.gather(1, place), anchors
+    num_classes = stage.deltas.shape[2]
+    of_class = (anchor_index * num_classes + labels).unsqueeze(2).expand(-1, -1, 4)
+    return stage.deltas.flatten(1, 2).gather(1, of_class), anchors
 
 
 def _has_area(boxes: Tensor) -> Tensor:

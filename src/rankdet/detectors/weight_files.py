@@ -30,6 +30,9 @@ _STATE_DICT_ALONE = "Save the state dict alone: torch.save(model.state_dict(), F
 def read_tensors(path: Path | str) -> dict[str, Tensor]:
     """The tensors of a file by their names, on the CPU, with the dtypes that they have there.
 
+    The classifier of a network for classification (`fc` or `classifier`) is left out: nothing here
+    has a use for it.
+
     Takes .safetensors, and .pth / .pt of `torch.save` by the restricted unpickler alone: a state
     dict, or a training checkpoint that holds one as "model" or "state_dict". The content decides,
     not the ending. The prefixes of DistributedDataParallel and `torch.compile` are cut off.
@@ -40,7 +43,7 @@ def read_tensors(path: Path | str) -> dict[str, Tensor]:
     path = Path(path).expanduser()
     try:
         content = _read_safetensors(path) if _is_safetensors(path) else _read_torch(path)
-        tensors = _without_prefixes(_state_dict(content, path))
+        tensors = _without_classifier(_without_prefixes(_state_dict(content, path)))
         for name, tensor in tensors.items():
             _check(name, tensor, path)
     except WeightsError:
@@ -146,6 +149,18 @@ def _without_prefixes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if all(name.startswith(prefix) for name in tensors):
             return _without_prefixes({name[len(prefix) :]: t for name, t in tensors.items()})
     return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def _without_classifier(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same without the last layers of a network for classification.
+
+    In a file of torchvision's, VGG-16 as SSD's authors trained it, they are NaN on purpose.
+    """
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(("fc.", "classifier."))
+    }
 
 
 def _check(name: str, tensor: Tensor, path: Path) -> None:

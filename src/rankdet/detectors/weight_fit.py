@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -10,7 +11,10 @@ from rankdet.detectors.backbones import BACKBONES
 from rankdet.errors import WeightsError, listed, message
 
 _BODY = "backbone.body."
-_BOX_OUTPUT = "head.regression_head.bbox_reg.bias"
+_DETECTOR = (_BODY, "backbone.features.", "backbone.extra.", "head.", "rpn.", "roi_heads.")
+_CLASS_OUTPUTS = "head.classification_head.module_list."  # of SSD
+_BOX_OUTPUTS = ("head.regression_head.bbox_reg.bias", "rpn.head.bbox_pred.bias")  # of pyramids
+_LAYOUTS = {6: "ssd300", 7: "ssd512"}  # by the number of class outputs
 _MOST_NAMES = 3  # of tensors, that a message lists
 
 # (has bottlenecks, blocks in layer3, shape of the first 3x3): the networks of torchvision.
@@ -26,6 +30,42 @@ _RESNETS: dict[tuple[bool, int, tuple[int, ...]], str] = {
     (True, 6, (128, 128)): "wide_resnet50_2",
     (True, 23, (128, 128)): "wide_resnet101_2",
 }
+
+
+class DetectorKind(NamedTuple):
+    """What the names of a detector's tensors tell.
+
+    title: for messages. name: what `detector.name` is for it; None: we have no such detector.
+    activation: of the one that torchvision publishes.
+    """
+
+    title: str
+    name: str | None
+    activation: str
+
+
+# By how the name of one of its tensors begins; the first that is found.
+_KINDS = (
+    ("roi_heads.mask_predictor.", DetectorKind("Mask R-CNN", None, "softmax")),
+    ("roi_heads.keypoint_predictor.", DetectorKind("Keypoint R-CNN", None, "softmax")),
+    ("roi_heads.", DetectorKind("Faster R-CNN", "faster_rcnn", "softmax")),
+    ("head.regression_head.bbox_ctrness.", DetectorKind("FCOS", None, "sigmoid")),
+    ("head.classification_head.cls_logits.", DetectorKind("RetinaNet", "retinanet", "sigmoid")),
+    (f"{_CLASS_OUTPUTS}0.0.", DetectorKind("SSDlite", None, "softmax")),
+    (_CLASS_OUTPUTS, DetectorKind("SSD", "ssd", "softmax")),
+)
+_UNKNOWN = DetectorKind("unknown", None, "sigmoid")
+
+
+def detector_kind(tensors: Mapping[str, Tensor]) -> DetectorKind:
+    """Which detector these tensors are of, by their names; its title may be "unknown".
+
+    >>> import torch
+    >>> detector_kind({"roi_heads.box_predictor.cls_score.bias": torch.zeros(91)}).title
+    'Faster R-CNN'
+    """
+    found = (kind for start, kind in _KINDS if any(name.startswith(start) for name in tensors))
+    return next(found, _UNKNOWN)
 
 
 def check_fit(
@@ -64,13 +104,12 @@ def copy_tensors(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> 
 
 def is_detector(tensors: Mapping[str, Tensor]) -> bool:
     """Whether these are the tensors of a whole detector, not of a backbone alone."""
-    return any(name.startswith((_BODY, "head.")) for name in tensors)
+    return any(name.startswith(_DETECTOR) for name in tensors)
 
 
 def count_anchors(tensors: Mapping[str, Tensor]) -> int:
-    """How many anchors a detector has at a place; 0 if its box output is missing."""
-    bias = tensors.get(_BOX_OUTPUT)
-    return 0 if bias is None else bias.numel() // 4
+    """How many anchors a detector has at a place of its pyramid; 0 if there is no such output."""
+    return next((tensors[name].numel() // 4 for name in _BOX_OUTPUTS if name in tensors), 0)
 
 
 def backbone_name(body: Mapping[str, Tensor]) -> str:
@@ -85,6 +124,8 @@ def backbone_name(body: Mapping[str, Tensor]) -> str:
     names = {name.removeprefix("features.") for name in body}
     if {"1.conv.0.0.weight", "18.0.weight"} <= names:
         return "mobilenet_v2"
+    if {"12.weight", "14.weight", "17.weight"} <= names and "16.weight" not in names:
+        return "vgg16"  # three convolutions in the third block: VGG-13 has two, VGG-19 four
     return "vgg" if {"0.weight", "5.weight", "10.weight"} <= names else "unknown"
 
 
@@ -99,8 +140,12 @@ def fitting_settings(
     given, present = _visible_settings(tensors, num_ratios), _visible_settings(state, num_ratios)
     if given["backbone"] == "unknown":
         return ""
-    if given["backbone"] not in BACKBONES:
-        return f"The file looks like {given['backbone']}; the backbones are {', '.join(BACKBONES)}."
+    known = (*BACKBONES, "vgg16")
+    if given["backbone"] not in known:
+        return f"The file looks like {given['backbone']}; the backbones are {', '.join(known)}."
+    if "vgg16" in (given["backbone"], present["backbone"]):  # of SSD alone
+        given["name"] = "ssd" if given["backbone"] == "vgg16" else "retinanet"
+        present["name"] = "ssd" if present["backbone"] == "vgg16" else "retinanet"
     differing = [name for name in given if given[name] != present.get(name)]
     texts = [f"detector.{name}={given[name]}" for name in differing]
     return f"The file fits {', '.join(texts)}." if texts else ""
@@ -108,17 +153,25 @@ def fitting_settings(
 
 def _visible_settings(tensors: Mapping[str, Tensor], num_ratios: int) -> dict[str, str]:
     """The settings of `DetectorConfig` that the tensors of a backbone or detector show."""
-    body = tensors
     settings = {}
-    if is_detector(tensors):
-        body = {name.removeprefix(_BODY): tensors[name] for name in tensors if _BODY in name}
-        has_norm = "head.regression_head.conv.0.1.weight" in tensors
-        settings["head_norm"] = "group" if has_norm else "null"
-        settings["anchor_octaves"] = f"{count_anchors(tensors) / num_ratios:g}"
-        p6 = tensors.get("backbone.fpn.extra_blocks.p6.weight")
-        if p6 is not None:
-            settings["p6_from"] = "p5" if p6.shape[1] == p6.shape[0] else "c5"
+    if num_anchors := count_anchors(tensors):
+        settings["anchor_octaves"] = f"{num_anchors / num_ratios:g}"
+    for convolutions in ("head.regression_head.conv.", "rpn.head.conv."):
+        if any(name.startswith(convolutions) for name in tensors):
+            has_norm = f"{convolutions}0.1.weight" in tensors
+            settings["head_norm"] = "group" if has_norm else "null"
+    if (p6 := tensors.get("backbone.fpn.extra_blocks.p6.weight")) is not None:
+        settings["p6_from"] = "p5" if p6.shape[1] == p6.shape[0] else "c5"
+    num_outputs = sum(name.startswith(_CLASS_OUTPUTS) for name in tensors) // 2
+    if num_outputs in _LAYOUTS:
+        settings["ssd_layout"] = _LAYOUTS[num_outputs]
+
+    body = {
+        name.removeprefix(_BODY).removeprefix("backbone."): tensor
+        for name, tensor in tensors.items()
+    }
     settings["backbone"] = backbone_name(body)
-    has_statistics = any(name.endswith("running_mean") for name in body)
-    settings["norm"] = "frozen" if has_statistics else "group"  # "batch" looks the same
+    if settings["backbone"] != "vgg16":  # which has no norm
+        has_statistics = any(name.endswith("running_mean") for name in body)
+        settings["norm"] = "frozen" if has_statistics else "group"  # "batch" looks the same
     return settings

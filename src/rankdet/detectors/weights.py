@@ -10,12 +10,13 @@ import torch
 import torchvision
 from torchvision.models import WeightsEnum
 
-from rankdet.detectors.retinanet import RetinaNet
+from rankdet.detectors.detector import Detector
 from rankdet.detectors.weight_files import read_tensors
 from rankdet.detectors.weight_fit import (
     backbone_name,
     check_fit,
     copy_tensors,
+    detector_kind,
     fitting_settings,
     is_detector,
 )
@@ -24,7 +25,7 @@ from rankdet.errors import WeightsError, message, shorten
 __all__ = ["is_detector", "load_backbone", "read_tensors"]
 
 
-def load_backbone(detector: RetinaNet, source: Path | str) -> str:
+def load_backbone(detector: Detector, source: Path | str) -> str:
     """Put pretrained weights into the body of the detector's backbone; says what was loaded.
 
     source: a file (see `read_tensors`) with the names of torchvision's network, with or without its
@@ -32,16 +33,16 @@ def load_backbone(detector: RetinaNet, source: Path | str) -> str:
     (the best), "IMAGENET1K_V1", "ResNet50_Weights.IMAGENET1K_V2", ...: downloaded, or taken from
     torch's cache. Values are converted to the parameters' dtype.
     """
-    body = detector.backbone.body.state_dict()
+    body = detector.body.state_dict()
     path = _find(str(source), backbone_name(body))
     tensors = read_tensors(path)
     if is_detector(tensors):
-        raise WeightsError(message("is of a whole detector; expected a backbone", file=str(path)))
-    # The body of MobileNetV2 is torchvision's `features` itself.
+        rule = f"is of a whole detector ({detector_kind(tensors).title}); expected a backbone"
+        raise WeightsError(message(rule, file=str(path)))
+    # The bodies of MobileNetV2 and VGG-16 are torchvision's `features` themselves.
     tensors = {
         name if name in body else name.removeprefix("features."): tensor
         for name, tensor in tensors.items()
-        if not name.startswith(("fc.", "classifier."))
     }
     check_fit(tensors, body, file=str(path), hint=fitting_settings(tensors, body))
     copy_tensors(tensors, body)

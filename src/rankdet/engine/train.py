@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ from rankdet.errors import TrainingError
 from rankdet.structures import Predictions, Target
 
 _NUM_IMAGES = "the number of images"
+_COUNT = "the number of {}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class StepSettings:
 class Report:
     """What a step came to. losses: the parts, as the mean over the micro-batches (and processes).
 
-    num_images: of all processes.
+    num_images: of all processes. counts: the mean over these images of what the criterion counted,
+    such as the RoIs that a two-stage detector learned from.
 
     In every log_every-th step also: batch_ap, the average precision of the ranking in the batch (of
     the last micro-batch; NaN without positives), and seconds, the time of each part of the step.
@@ -65,6 +67,7 @@ class Report:
     num_images: int
     batch_ap: float | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_measured(self) -> bool:
@@ -108,6 +111,9 @@ class CriterionOutput(Protocol):
 
     @property
     def assignments(self) -> Sequence[Any]: ...
+
+    @property
+    def counts(self) -> dict[str, Tensor]: ...
 
 
 Criterion = Callable[[list[Predictions], Sequence[Target]], CriterionOutput]
@@ -188,6 +194,7 @@ def training_step(
         detector.train()
     optimizer.zero_grad(set_to_none=True)
     parts: list[dict[str, Tensor]] = []
+    counts: list[dict[str, Tensor]] = []
     soundness: list[Tensor] = []
     for number, batch in enumerate(batches, start=1):
         with _collecting_gradients(detector, is_last=number == len(batches)):
@@ -207,6 +214,7 @@ def training_step(
             with watch.part("backward"), torch.autograd.set_multithreading_enabled(False):
                 (losses.total / len(batches)).backward()
         parts.append({name: part.detach() for name, part in losses.parts.items()})
+        counts.append(losses.counts)
     batch_ap = None
     if watch.is_on:
         batch_ap = average_precision(stages[-1].logits, losses.assignments[-1].labels).item()
@@ -214,8 +222,8 @@ def training_step(
         norm = _gradient_norm(detector)
         if settings.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(detector.parameters(), settings.clip_norm, norm)
-        num_images = sum(len(batch) for batch in batches)
-        names, numbers = _to_check(parts, soundness, norm, num_images)
+        num_images = sum(map(len, batches))
+        names, numbers = _to_check(parts, counts, soundness, norm, num_images)
         numbers = _averaged(numbers, processes)  # not finite if those of any process are not
         values = dict(zip(names, _step_if_finite(optimizer, numbers), strict=True))
         for name, value in values.items():
@@ -228,7 +236,14 @@ def training_step(
         num_images=round(values[_NUM_IMAGES] * processes.world_size),
         batch_ap=batch_ap,
         seconds=watch.seconds,
+        counts=_per_image(counts[0], values),
     )
+
+
+def _per_image(names: Iterable[str], values: dict[str, float]) -> dict[str, float]:
+    """What was counted in all images together, for each of them; 0 without images."""
+    num_images = values[_NUM_IMAGES] or 1
+    return {name: values[_COUNT.format(name)] / num_images for name in names}
 
 
 def _collecting_gradients(detector: nn.Module, is_last: bool) -> AbstractContextManager[None]:
@@ -251,17 +266,24 @@ def _gradient_norm(module: nn.Module) -> Tensor:
 
 
 def _to_check(
-    parts: list[dict[str, Tensor]], soundness: list[Tensor], norm: Tensor, num_images: int
+    parts: list[dict[str, Tensor]],
+    counts: list[dict[str, Tensor]],
+    soundness: list[Tensor],
+    norm: Tensor,
+    num_images: int,
 ) -> tuple[list[str], Tensor]:
     """Everything that must be finite: its names, and the numbers on the device.
 
-    The number of images goes the same way, since the processes put these numbers together.
+    The number of images and what the criterion counted go the same way, since the processes put
+    these numbers together.
     """
     tensors = {"the sum of the class scores": torch.stack(soundness).sum()}
     for name in parts[0]:
         tensors[f"the {name} loss"] = torch.stack([part[name] for part in parts]).mean()
     tensors["the norm of the gradient"] = norm
     tensors[_NUM_IMAGES] = torch.full_like(norm, num_images)
+    for name in counts[0]:
+        tensors[_COUNT.format(name)] = torch.stack([count[name] for count in counts]).sum()
     return list(tensors), torch.stack([tensor.float() for tensor in tensors.values()])
 
 

@@ -7,6 +7,7 @@ or (B, A): the class's column 0..K-1, BACKGROUND or IGNORED.
 from rankdet.losses.ap import APLoss, ap_loss, binary_ap_loss
 from rankdet.losses.ap_reference import ap_loss_reference
 from rankdet.losses.auc import AUCLoss, auc_loss
+from rankdet.losses.cross_entropy import CrossEntropyLoss, cross_entropy_loss
 from rankdet.losses.dr import DRLoss, dr_loss
 from rankdet.losses.focal import FocalLoss, focal_loss
 from rankdet.losses.ghm import GHMLoss, ghm_loss
@@ -23,6 +24,7 @@ __all__ = [
     "APLoss",
     "AUCLoss",
     "ClassLoss",
+    "CrossEntropyLoss",
     "DRLoss",
     "FocalLoss",
     "GHMLoss",
@@ -33,6 +35,7 @@ __all__ = [
     "ap_loss_reference",
     "auc_loss",
     "binary_ap_loss",
+    "cross_entropy_loss",
     "dr_loss",
     "focal_loss",
     "ghm_loss",

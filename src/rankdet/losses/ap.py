@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from rankdet.losses.collectives import eager_where_synchronized, own_group, raised_by_all
 from rankdet.losses.error_driven import error_driven_loss
-from rankdet.losses.labels import BACKGROUND, raise_if_not_finite, reads_values
+from rankdet.losses.labels import BACKGROUND, raise_if_not_finite, reads_values, require
 from rankdet.losses.module import ClassLoss
+from rankdet.losses.sampling import hard_negatives, random_negatives
 
 
 @eager_where_synchronized
@@ -141,8 +144,18 @@ def _binary_labels(scores: Tensor, targets: Tensor, mask: Tensor | None) -> Tens
     return labels
 
 
+_SAMPLERS: dict[str, Callable[..., Tensor] | None] = {
+    "all": None,
+    "hardest": hard_negatives,
+    "random": random_negatives,
+}
+
+
 class APLoss(ClassLoss):
     """`ap_loss` with its settings.
+
+    negatives: "all"; or "hardest" or "random", of which `ratio` for each positive are ranked, as
+    appendix A4.2.1 tries (`rankdet.losses.sampling`; each process chooses among its own).
 
     >>> APLoss(delta=0.5)(torch.zeros(3, 2), torch.tensor([0, BACKGROUND, BACKGROUND])).item()
     0.7142857313156128
@@ -155,18 +168,27 @@ class APLoss(ClassLoss):
         interpolate: bool = True,
         scope: str = "batch",
         check_finite: bool | None = None,
+        negatives: str = "all",
+        ratio: float = 3.0,
         *,
         synchronize: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(synchronize, process_group)
+        require(negatives in _SAMPLERS, "negatives", f"one of {', '.join(_SAMPLERS)}", negatives)
         self.delta = delta
         self.step = step
         self.interpolate = interpolate
         self.scope = scope
         self.check_finite = check_finite
+        self.negatives = negatives
+        self.ratio = ratio
 
     def forward(self, logits: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        sampler = _SAMPLERS[self.negatives]
+        if sampler is not None:
+            chosen = sampler(logits, labels, ratio=self.ratio, scope=self.scope)
+            mask = chosen if mask is None else mask & chosen
         return ap_loss(
             logits,
             labels,

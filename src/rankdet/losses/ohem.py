@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.nn import functional as F
 
 from rankdet.losses.collectives import (
     eager_where_synchronized,
@@ -15,8 +14,8 @@ from rankdet.losses.collectives import (
     own_group,
     raised_by_all,
 )
-from rankdet.losses.entries import soundness_factor, working_dtype
-from rankdet.losses.labels import BACKGROUND, IGNORED, check_inputs, require
+from rankdet.losses.cross_entropy import softmax_losses
+from rankdet.losses.labels import BACKGROUND, require
 from rankdet.losses.module import ClassLoss
 from rankdet.losses.sampling import hardest_negatives
 
@@ -70,26 +69,8 @@ def _own_ohem_loss(
     """`ohem_loss` of this process alone, and its number of positive anchors."""
     is_ratio = 0 <= negative_ratio < math.inf
     require(is_ratio, "negative_ratio", "a finite number >= 0", negative_ratio)
-    columns = logits.shape[-1] if logits.ndim else 1  # check_inputs refuses ndim 0
-    require(columns > 0, "logits", "K + 1 columns, background first", tuple(logits.shape))
-    num_classes = columns - 1
-    check_inputs(logits, labels, mask, num_classes=num_classes)
+    loss, is_counted, soundness = softmax_losses(logits, labels, mask, check_finite)
     labels = labels.long()
-    target = (labels + 1).clamp(0, num_classes).unsqueeze(-1)
-    is_counted = labels != IGNORED
-    if mask is not None:
-        is_counted = is_counted & mask.gather(-1, target).squeeze(-1)
-
-    has_score = is_counted.unsqueeze(-1).expand(logits.shape)
-    if mask is not None:
-        has_score = has_score & mask
-    scores = torch.where(has_score, logits, 0.0).to(working_dtype(logits))
-    soundness = soundness_factor(logits, labels, scores, has_score, check_finite, num_classes)
-    if mask is not None:
-        # Only in anchors that count, where the target's column is left: no row is all -inf.
-        scores = scores.masked_fill(is_counted.unsqueeze(-1) & ~mask, -math.inf)
-
-    loss = -F.log_softmax(scores, dim=-1).gather(-1, target).squeeze(-1)
     is_positive = is_counted & (labels >= 0)
     is_background = is_counted & (labels == BACKGROUND)
     is_chosen = is_positive | hardest_negatives(

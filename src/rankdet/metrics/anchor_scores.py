@@ -18,7 +18,8 @@ class AnchorScores:
     """Counts of anchors by the IoU with their object and by their score for that object's class.
 
     An anchor's object is the one that it overlaps most, the first of equals; ignored objects are
-    none. Images without objects are left out, and so are anchors that lie wholly in the padding.
+    none. Images without objects are left out, and so are anchors that lie wholly in the padding, or
+    that are padding themselves.
     """
 
     def __init__(self, activation: str, *, pairs_at_once: int = _PAIRS_AT_ONCE) -> None:
@@ -37,12 +38,11 @@ class AnchorScores:
         targets: in pixels of the images that the detector saw. sizes (B, 2): their height and width
         without padding. Boxes, labels and sizes may be on another device than the outputs.
         """
-        anchors = stage.anchors
         if self.counts is None:
-            self.counts = torch.zeros(NUM_BINS**2, dtype=torch.int64, device=anchors.device)
-        for logits, target, (height, width) in zip(
-            stage.logits, targets, sizes.tolist(), strict=True
-        ):
+            self.counts = torch.zeros(NUM_BINS**2, dtype=torch.int64, device=stage.anchors.device)
+        images = zip(stage.logits, targets, sizes.tolist(), strict=True)
+        for image, (logits, target, (height, width)) in enumerate(images):
+            anchors = stage.anchors[image] if stage.has_own_anchors else stage.anchors
             objects = target.select(~target.is_ignored)
             if not len(objects):
                 continue
@@ -52,6 +52,8 @@ class AnchorScores:
             cells = NUM_BINS * _bins(overlap) + _bins(self._scores(logits, labels))
             # Added as 0, not left out: a selection would have to wait for the device.
             is_inside = (anchors[:, 0] < width) & (anchors[:, 1] < height)
+            if stage.is_padding is not None:
+                is_inside &= ~stage.is_padding[image]
             self.counts.scatter_add_(0, cells, is_inside.to(torch.int64))
 
     def to_dict(self) -> dict[str, Any]:

@@ -14,7 +14,13 @@ from rankdet.errors import ConfigError
 from rankdet.recipes.coco import coco, coco_resnet101_500, coco_resnet101_800
 from rankdet.recipes.default import default
 from rankdet.recipes.demo import demo
+from rankdet.recipes.faster_rcnn import (
+    small_faster_rcnn,
+    torchvision_faster_rcnn,
+    voc_faster_rcnn,
+)
 from rankdet.recipes.small import small
+from rankdet.recipes.ssd import small_ssd, ssd300, torchvision_ssd300, voc_ssd512
 from rankdet.recipes.torchvision import torchvision_coco
 from rankdet.recipes.voc import voc, voc_resnet101_500
 
@@ -28,6 +34,13 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "coco-resnet101-500": coco_resnet101_500,
     "coco-resnet101-800": coco_resnet101_800,
     "torchvision-coco": torchvision_coco,
+    "voc-ssd512": voc_ssd512,
+    "ssd300": ssd300,
+    "torchvision-ssd300": torchvision_ssd300,
+    "small-ssd": small_ssd,
+    "voc-faster-rcnn": voc_faster_rcnn,
+    "torchvision-faster-rcnn": torchvision_faster_rcnn,
+    "small-faster-rcnn": small_faster_rcnn,
 }
 
 

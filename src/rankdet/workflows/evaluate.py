@@ -45,11 +45,13 @@ from rankdet.workflows.results import (
     refuse_occupied,
     results_content,
     speed,
+    training_counts,
     write_results,
     write_submission,
 )
 from rankdet.workflows.run import (
     CHECKPOINTS,
+    METRICS_FILE,
     RESULTS_FILE,
     read_checkpoint,
     read_run,
@@ -239,6 +241,7 @@ def evaluate(
             checkpoint=_position(loaded),
             seconds=time.monotonic() - start,
             training_seconds=loaded.state.get("seconds"),
+            counts=training_counts(run / METRICS_FILE, loaded.step),
         )
         write_results(file, content)
         print_results(outcome, console)

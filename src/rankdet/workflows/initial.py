@@ -7,13 +7,14 @@ from pathlib import Path
 
 from rankdet.config import DetectorConfig
 from rankdet.detectors.class_mapping import load_detector
-from rankdet.detectors.retinanet import RetinaNet
+from rankdet.detectors.detector import Detector
+from rankdet.detectors.weight_fit import detector_kind
 from rankdet.detectors.weights import is_detector, load_backbone, read_tensors
 from rankdet.workflows.run import is_run, read_checkpoint, read_run
 
 
 def load_initial_weights(
-    detector: RetinaNet, config: DetectorConfig, classes: Sequence[str], activation: str
+    detector: Detector, config: DetectorConfig, classes: Sequence[str], activation: str
 ) -> str:
     """Load what `config.weights` names; gives a sentence that says what was loaded."""
     source = config.weights
@@ -31,14 +32,14 @@ def load_initial_weights(
                 source_classes=None,  # torchvision's for COCO, if the file has as many
                 classes=classes,
                 activation=activation,
-                source_activation="sigmoid",
+                source_activation=detector_kind(tensors).activation,
                 file=source,
             )
             return f"{source}: {mapping.describe()}"
     return load_backbone(detector, source)
 
 
-def _from_run(detector: RetinaNet, path: Path, classes: Sequence[str], activation: str) -> str:
+def _from_run(detector: Detector, path: Path, classes: Sequence[str], activation: str) -> str:
     record = read_run(path)
     mapping = load_detector(
         detector,

@@ -17,7 +17,7 @@ from rankdet.data.loading.loader import Loader
 from rankdet.data.loading.workers import make_ready
 from rankdet.data.reading.choice import choose_splits
 from rankdet.detectors.criterion import Criterion
-from rankdet.detectors.retinanet import RetinaNet, freeze
+from rankdet.detectors.detector import Detector, freeze
 from rankdet.engine.distributed import ALONE, Processes
 from rankdet.engine.train import StepSettings
 from rankdet.errors import ConfigError, DataError, counted
@@ -34,7 +34,7 @@ class Parts:
 
     config: Config
     record: RunRecord
-    detector: RetinaNet
+    detector: Detector
     criterion: Criterion
     optimizer: torch.optim.Optimizer
     loader: Loader | HeldLoader
@@ -96,8 +96,8 @@ def prepare(
         notes += _share_norms(detector, config, device, processes.world_size)
     detector = build.placed(detector, config.training, device)
     if config.training.compile:
-        detector.backbone.compile()
-        detector.head.compile()
+        for part in detector.compilable_parts:
+            part.compile()
     with _holding(config, train) as on_image:
         loader = build.training_loader(
             config,
@@ -212,7 +212,7 @@ def _accumulation_notes(config: Config) -> tuple[str, ...]:
 
 
 def _share_norms(
-    detector: RetinaNet, config: Config, device: torch.device, world_size: int
+    detector: Detector, config: Config, device: torch.device, world_size: int
 ) -> tuple[str, ...]:
     """Let batch norms see the images of all processes, where that is possible; else a note."""
     if not any(map(build.has_statistics, detector.modules())):

@@ -23,7 +23,13 @@ from rankdet.progress import progress
 from rankdet.workflows import run as runs
 from rankdet.workflows.evaluate import evaluate_dataset
 from rankdet.workflows.parts import Parts
-from rankdet.workflows.results import Outcome, headline, results_content, write_results
+from rankdet.workflows.results import (
+    Outcome,
+    headline,
+    results_content,
+    training_counts,
+    write_results,
+)
 
 _BEST_METRIC = "AP"  # by which the best checkpoint is chosen
 
@@ -84,7 +90,13 @@ class Recorder:
         losses = {f"{name}_loss": value for name, value in report.losses.items()}
         if report.batch_ap is not None:
             self._batch_ap = 100 * report.batch_ap
-        row = {**losses, "batch_ap": self._batch_ap, "learning_rate": report.learning_rate}
+        counts = {f"{name}_per_image": value for name, value in report.counts.items()}
+        row = {
+            **losses,
+            **counts,
+            "batch_ap": self._batch_ap,
+            "learning_rate": report.learning_rate,
+        }
         # The last step of an epoch is a step of that one, though the next stands ready.
         epoch = position.epoch - (position.batch == 0)
         shown = {**losses, "batch_AP_in_%": self._batch_ap, "learning_rate": report.learning_rate}
@@ -157,6 +169,7 @@ class Recorder:
             checkpoint={"name": path.name, "step": position.step, "epoch": position.epoch},
             seconds=seconds,
             training_seconds=self.seconds,
+            counts=training_counts(self.out / runs.METRICS_FILE, position.step),
         )
         write_results(self.out / runs.RESULTS_FILE, content)
         checkpoints.set_best(self.checkpoints, path, _BEST_METRIC, value)

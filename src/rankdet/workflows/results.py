@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from rankdet.config import Config, to_dict
 from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
 from rankdet.engine.detect import Detected
+from rankdet.engine.records import read_metrics
 from rankdet.errors import RankdetError, printable
 from rankdet.metrics.anchor_scores import AnchorScores
 from rankdet.metrics.confusion import confusion_counts
@@ -53,12 +55,14 @@ def results_content(
     checkpoint: Mapping[str, Any],
     seconds: float,
     training_seconds: float | None,
+    counts: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """What results.json says, ready for JSON.
 
     record: of the run. config: with the data (val_split is the one evaluated) and the evaluation as
     they were used here. checkpoint: its name, step and epoch. seconds: the wall time of this
-    evaluation; training_seconds: of the training up to the checkpoint, where it is known.
+    evaluation; training_seconds: of the training up to the checkpoint, where it is known;
+    counts: see `training_counts`.
     """
     evaluation, detected = outcome.evaluation, outcome.detected
     judged = evaluation.to_dict()
@@ -90,12 +94,27 @@ def results_content(
             "data": dict(record.data),
             "provenance": dict(record.provenance),
             "wall_time_seconds": training_seconds,
+            "counts": dict(counts or {}),
         },
         # What is long comes last: a person reads the file from its beginning.
         "curves": curves,
         "anchors": outcome.anchors.to_dict(),
         **_error_content(outcome, dataset, config),
     }
+
+
+def training_counts(metrics: Path, step: int) -> dict[str, float]:
+    """What a training counted in each image, such as "roi.boxes_per_image": the RoIs it used.
+
+    The mean over the rows of metrics.jsonl up to this step. Empty for detectors of one stage.
+    """
+    try:
+        rows = [row for row in read_metrics(metrics) if row.get("kind") == "step"]
+    except RankdetError:  # a file that somebody has damaged: the results are worth more
+        rows = []
+    rows = [row for row in rows if row["step"] <= step]
+    names = {name: None for row in rows for name in row if name.endswith("_per_image")}
+    return {name: fmean(row[name] for row in rows if row.get(name) is not None) for name in names}
 
 
 def _error_content(outcome: Outcome, dataset: DetectionDataset, config: Config) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 from rankdet import build
 from rankdet.config import Config, dump, read_config
-from rankdet.detectors.retinanet import RetinaNet
+from rankdet.detectors.detector import Detector
 from rankdet.engine.checkpoint import (
     Checkpoint,
     best_checkpoint,
@@ -158,7 +158,7 @@ def read_checkpoint(path: Path, which: str = "best") -> Checkpoint:
     return load_checkpoint(found, with_training=False)
 
 
-def trained_detector(record: RunRecord, checkpoint: Checkpoint, device: torch.device) -> RetinaNet:
+def trained_detector(record: RunRecord, checkpoint: Checkpoint, device: torch.device) -> Detector:
     """The detector of a run with the weights of one of its checkpoints, on the device."""
     config = record.config
     detector = build.detector(config.detector, len(record.classes), record.activation)

@@ -181,7 +181,7 @@ def _go(
     average_precision = partial(
         batch_average_precision, activation=parts.activation, synchronize=not processes.is_alone
     )
-    num_steps = _num_steps(settings, parts.steps_per_epoch)
+    num_steps = count_steps(settings, parts.steps_per_epoch)
     with (
         TrainingDisplay(
             start_step=position.step, num_steps=num_steps, num_epochs=settings.epochs
@@ -198,7 +198,7 @@ def _go(
             parts.criterion,
             parts.optimizer,
             parts.loader,
-            learning_rate=_learning_rate(settings, parts.steps_per_epoch, num_steps),
+            learning_rate=learning_rate_of(settings, parts.steps_per_epoch, num_steps),
             average_precision=average_precision,
             settings=parts.step_settings,
             num_epochs=settings.epochs,
@@ -265,7 +265,8 @@ def _next(
         ) from error
 
 
-def _num_steps(settings: TrainingConfig, steps_per_epoch: int) -> int:
+def count_steps(settings: TrainingConfig, steps_per_epoch: int) -> int:
+    """How many steps of the optimiser a training has."""
     num_steps = settings.epochs * steps_per_epoch
     return num_steps if settings.max_steps is None else min(num_steps, settings.max_steps)
 
@@ -279,9 +280,10 @@ def _is_evaluation_due(parts: Parts, num_steps: int, position: Position) -> bool
     return is_epoch_due or position.step == num_steps
 
 
-def _learning_rate(
+def learning_rate_of(
     settings: TrainingConfig, steps_per_epoch: int, num_steps: int
 ) -> Callable[[int], float]:
+    """The learning rate as a function of the step's number, from 0."""
     highest = scaled_learning_rate(
         settings.learning_rate, settings.batch_size, settings.reference_batch_size
     )
@@ -368,7 +370,7 @@ def _hint_at_restarts(processes: Processes) -> None:
 
 def _refuse_shorter(parts: Parts, position: Position) -> None:
     """Settings with which the run would have ended before must not become those of the run."""
-    num_steps = _num_steps(parts.config.training, parts.steps_per_epoch)
+    num_steps = count_steps(parts.config.training, parts.steps_per_epoch)
     if position.step > num_steps:
         raise CheckpointError(
             f"the run has done {counted(position.step, 'step')}, and training.epochs and "

@@ -1,0 +1,102 @@
+"""Faster R-CNN: the paper's two-stage experiment, torchvision's published one, and a small one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rankdet.config import Config
+from rankdet.recipes.default import default
+from rankdet.recipes.small import small
+from rankdet.recipes.voc import voc
+
+
+def voc_faster_rcnn() -> Config:
+    """The paper's Faster R-CNN: ResNet-50 with AP-loss over all RoIs, tested at 800 on VOC 2007.
+
+    Command: rankdet train VOCdevkit --recipe voc-faster-rcnn
+
+    The number of RoIs is `--set detector.rois=4096`; the proposals then grow along. The paper's
+    other arm is `--loss ce`. There is no quota of positives in either.
+
+    Paper's number: with 512 RoIs of an image AP 54.62, AP50 82.04, AP75 59.85 on VOC 2007 test, and
+    with --loss ce 54.09 / 81.94 / 59.86; with 4096 RoIs 54.83 / 82.23 / 60.23, and with --loss ce
+    48.36 / 75.69 / 52.15 (table two-stage of appendix A4.3). Our number: not run yet. Cost: 18,000
+    steps of 16 images; time not measured yet.
+
+    The paper does not give the length of the training: these are the settings of Detectron2 for
+    Faster R-CNN with FPN on VOC, as its augmentation is. Differs from Detectron2: the weights are
+    torchvision's, with the stride on the 3x3 convolution, and difficult objects are background.
+    A score has no meaning by itself where scores are ranked: the threshold is 0, and the best 1000
+    pairs of RoI and class are looked at.
+    """
+    base = voc()
+    return replace(
+        base,
+        data=replace(base.data, augmentation="jitter"),
+        detector=replace(
+            base.detector, name="faster_rcnn", anchor_scale=8.0, anchor_octaves=1, rois=512
+        ),
+        training=replace(
+            base.training,
+            epochs=18,
+            max_steps=18_000,
+            learning_rate=0.02,
+            milestones=(11.6, 15.47),  # after 12,000 and 16,000 steps
+            warmup_steps=1000,
+            warmup_start=0.001,
+        ),
+        evaluation=replace(base.evaluation, shorter=800, longest=1333, score_threshold=0.0),
+    )
+
+
+def torchvision_faster_rcnn() -> Config:
+    """To fine-tune from torchvision's Faster R-CNN for COCO: its anchors and thresholds.
+
+    Command: rankdet train DATA --recipe torchvision-faster-rcnn --weights
+    fasterrcnn_resnet50_fpn_coco.pth
+
+    Classes that COCO has too keep their weights; the others start fresh. `--loss ce` trains as
+    torchvision does, but for its quota of positive RoIs.
+
+    Paper's number: none. Our number: not run yet. Cost: not measured yet.
+    """
+    base = default()
+    return replace(
+        base,
+        data=replace(base.data, augmentation="jitter"),
+        detector=replace(
+            base.detector,
+            name="faster_rcnn",
+            norm_epsilon=1e-12,  # 0 there, which trainable norms refuse
+            anchor_scale=8.0,
+            anchor_octaves=1,
+            anchor_grid="torchvision",
+        ),
+        evaluation=replace(
+            base.evaluation,
+            shorter=800,
+            longest=1333,
+            score_threshold=0.05,
+            last_level_threshold=None,
+            candidates=100_000,  # torchvision has no limit
+        ),
+    )
+
+
+def small_faster_rcnn() -> Config:
+    """A small Faster R-CNN with GroupNorm at 160 x 160, trained from scratch on a CPU in minutes.
+
+    Command: rankdet train synthetic --recipe small-faster-rcnn
+
+    As the recipe small, with few RoIs: their maps are most of the work of a CPU.
+
+    Paper's number: none. Our number: not run yet. Cost: not measured yet.
+    """
+    base = small()
+    return replace(
+        base,
+        detector=replace(
+            base.detector, name="faster_rcnn", rois=64, proposals=200, test_proposals=100
+        ),
+        evaluation=replace(base.evaluation, score_threshold=0.0),
+    )
