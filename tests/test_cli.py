@@ -51,7 +51,7 @@ def test_help_names_every_command() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
     commands = ("demo", "check", "view", "synth", "train", "evaluate", "predict", "recipes")
-    for command in (*commands, "bench", "reproduce", "--version"):
+    for command in (*commands, "robustness", "bench", "reproduce", "--version"):
         assert command in plain(result)
 
 
@@ -170,9 +170,10 @@ def test_help_shows_examples(command: str) -> None:
 
 
 def test_every_listed_experiment_is_a_command() -> None:
-    listed = [line.split()[0] for line in invoke("reproduce", "list").output.splitlines()]
+    lines = invoke("reproduce", "list").output.splitlines()
+    listed = [line.split()[0] for line in lines if not line.startswith(" ")]
     assert listed == list(cli.EXPERIMENTS)
-    for name in listed:
+    for name in (*listed, "all", "table"):
         assert invoke("reproduce", name, "--help").exit_code == 0
 
 

@@ -26,17 +26,17 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Meter]:
-    """A meter for images, which shows itself on standard error."""
+def progress(what: str, noun: str = "images") -> Iterator[Meter]:
+    """A meter for images, or what else is counted, which shows itself on standard error."""
     if not sys.stderr.isatty():
-        yield _Lines(what)
+        yield _Lines(what, noun)
         return
 
     from rich.console import Console
 
     console = Console(stderr=True)
     if console.is_dumb_terminal:  # where a bar would show nothing at all
-        yield _Lines(what)
+        yield _Lines(what, noun)
         return
 
     from rich.markup import escape
@@ -74,8 +74,9 @@ def progress(what: str) -> Iterator[Meter]:
 
 
 class _Lines:
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, noun: str = "images") -> None:
         self.what = what
+        self.noun = noun
         self.num_expected = 0
         self.num_done = 0
         self.start = self.last = time.monotonic()
@@ -88,18 +89,18 @@ class _Lines:
         now = time.monotonic()
         if now - self.last > _SECONDS_PER_LINE:
             self.last = now
-            text = _line(self.what, self.num_done, self.num_expected, now - self.start)
+            text = _line(self.what, self.num_done, self.num_expected, now - self.start, self.noun)
             say(text)
 
 
-def _line(what: str, num_done: int, num_expected: int, seconds: float) -> str:
+def _line(what: str, num_done: int, num_expected: int, seconds: float, noun: str = "images") -> str:
     """
     >>> _line("Decoding", 50, 200, 10.0)
     'Decoding: 50 of 200 images, 5 per second, 30 s left'
     """
     rate = num_done / seconds
     left = max(0, num_expected - num_done) / rate
-    return f"{what}: {num_done} of {num_expected} images, {_rate(rate)}, {left:.0f} s left"
+    return f"{what}: {num_done} of {num_expected} {noun}, {_rate(rate)}, {left:.0f} s left"
 
 
 def _rate(per_second: float) -> str:

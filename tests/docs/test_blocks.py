@@ -59,6 +59,7 @@ SMALLER = {
     "train --resume": "--device cpu --workers 0",
     "evaluate": "--device cpu --workers 0",
     "predict": "--device cpu",
+    "robustness": "--device cpu --workers 0 --limit 2 --patch-steps 1 --deepfool-objects 1",
     "demo": "--device cpu",
     "synth": "--train 2 --val 1",
 }

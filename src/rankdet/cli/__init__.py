@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from rankdet import __version__
-from rankdet.cli import bench, data, demo, report, reproduce, running, training
+from rankdet.cli import bench, data, demo, report, reproduce, robustness, running, training
 from rankdet.cli.options import Format
 from rankdet.cli.reproduce import EXPERIMENTS
 from rankdet.errors import ConfigError, RankdetError
@@ -46,6 +46,7 @@ for _command in (
     training.train,
     running.evaluate,
     running.predict,
+    robustness.robustness,
     report.report,
     training.recipes,
 ):

@@ -39,7 +39,7 @@ _LONGEST_JPEG = 4_000_000  # characters of base64
 _LONGEST_SIDE = 4096  # pixels of a JPEG
 
 _name = text(LONGEST_NAME)
-_percent = optional(number(0, 100.001))  # a sum of floats may go a little beyond
+percent_value = optional(number(0, 100.001))  # a sum of floats may go a little beyond
 _fraction = optional(number(0, 1))
 _count = whole()
 _seconds = optional(number(0, 1e10))
@@ -66,8 +66,8 @@ def _jpeg(value: Any, place: str) -> str:
 _class_result = record(
     {"name": _name, "num_objects": _count, "num_detections": _count},
     may_lack={
-        **dict.fromkeys(("ap", "ap50", "ap75", "ap50_11point"), _percent),
-        **dict.fromkeys(("precision", "recall", "f1"), _percent),
+        **dict.fromkeys(("ap", "ap50", "ap75", "ap50_11point"), percent_value),
+        **dict.fromkeys(("precision", "recall", "f1"), percent_value),
         "threshold": _fraction,
     },
 )
@@ -99,38 +99,36 @@ _anchors = record(
         "cells": list_of(list_of(_count, 3, least=3), 200 * 200),
     }
 )
-_picture = record(
-    {
-        "name": text(1000),
-        "index": _count,
-        "kinds": list_of(one_of(*PICTURE_KINDS), 4, least=1),
-        "width": whole(1, 100_000),
-        "height": whole(1, 100_000),
-        "jpeg": _jpeg,
-        "objects": list_of(
-            record({"box": _box, "class": _name, "state": one_of("found", "missed", "ignored")}),
-            _MOST_BOXES,
+picture_fields: dict[str, Check] = {
+    "name": text(1000),
+    "index": _count,
+    "kinds": list_of(one_of(*PICTURE_KINDS), 4, least=1),
+    "width": whole(1, 100_000),
+    "height": whole(1, 100_000),
+    "jpeg": _jpeg,
+    "objects": list_of(
+        record({"box": _box, "class": _name, "state": one_of("found", "missed", "ignored")}),
+        _MOST_BOXES,
+    ),
+    "detections": list_of(
+        record(
+            {
+                "box": _box,
+                "class": _name,
+                "score": number(0, 1),
+                "kind": one_of(*ERROR_KINDS[:-1], "uncounted"),
+            }
         ),
-        "detections": list_of(
-            record(
-                {
-                    "box": _box,
-                    "class": _name,
-                    "score": number(0, 1),
-                    "kind": one_of(*ERROR_KINDS[:-1], "uncounted"),
-                }
-            ),
-            _MOST_BOXES,
-        ),
-    }
-)
+        _MOST_BOXES,
+    ),
+}
 _split = record(
     {}, may_lack={"split": text(), "num_images": _count, "fingerprint": text(LONGEST_NAME)}
 )
 _results = record(
     {
         "protocol": one_of("voc", "coco"),
-        "metrics": mapping(_percent),
+        "metrics": mapping(percent_value),
         "classes": list_of(_class_result, _MOST_CLASSES, least=1),
         "notes": list_of(text(), 1000),
         "curves": list_of(optional(_curve), _MOST_CLASSES),
@@ -158,12 +156,13 @@ _results = record(
                 "data": mapping(optional(_split)),
                 "provenance": settings,
                 "wall_time_seconds": _seconds,
+                "counts": mapping(number()),
             },
         ),
         "errors": _errors,
         "confusion": _confusion,
         "anchors": _anchors,
-        "pictures": list_of(_picture, _MOST_PICTURES),
+        "pictures": list_of(record(picture_fields), _MOST_PICTURES),
     },
 )
 _row_value = optional(number(-1e300, 1e300))

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from rankdet import __version__
 from rankdet.errors import counted, listed
 from rankdet.output import refuse_foreign, write_whole
-from rankdet.report import comparison, pictures, plots, wording
+from rankdet.report import comparison, pictures, plots, robustness, wording
 from rankdet.report.contents import ERROR_KINDS
 from rankdet.report.evaluation_plots import MOST_VALUES, highest_count
 from rankdet.report.fields import LONGEST_NAME, shown
@@ -84,6 +84,7 @@ def render(runs: Sequence[ReportRun], *, title: str | None = None) -> str:
         error_bars=_safe(plots.error_bars(runs)),
         error_rows=_error_rows(runs),
         side_by_side=_side_by_side(runs),
+        robustness=robustness.section(runs),
         provenance=_provenance(runs),
     )
 

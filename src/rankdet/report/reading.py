@@ -14,6 +14,7 @@ from typing import Any
 from rankdet.errors import RankdetError, listed, message, printable, shorten, system_reason
 from rankdet.report.contents import checked_results, checked_row
 from rankdet.report.fields import FieldError, shown, strict_json
+from rankdet.report.robustness import ROBUSTNESS_FILE, checked_robustness
 
 RESULTS_FILE = "results.json"
 METRICS_FILE = "metrics.jsonl"
@@ -33,7 +34,7 @@ class ReportRun:
     label: short, and no other run on the page has it. path: of the results file. loss: the name of
     the class loss. results: what results.json says, checked (`contents.checked_results`); errors,
     confusion, anchors and pictures are None where an older file lacks them. rows: of metrics.jsonl,
-    [] without one.
+    [] without one. robustness: what robustness.json beside it says, checked; None without one.
     """
 
     label: str
@@ -41,6 +42,7 @@ class ReportRun:
     loss: str
     results: dict[str, Any]
     rows: list[dict[str, Any]]
+    robustness: dict[str, Any] | None = None
 
 
 def read_report_runs(paths: Sequence[Path]) -> list[ReportRun]:
@@ -67,7 +69,8 @@ def read_report_run(path: Path) -> ReportRun:
         raise _field_error(error, str(file)) from error
     loss = _loss(results, str(file))
     rows = _read_rows(file.parent / METRICS_FILE)
-    return ReportRun(_labels([file], [loss])[0], file, loss, results, rows)
+    robustness = _read_robustness(file.parent / ROBUSTNESS_FILE)
+    return ReportRun(_labels([file], [loss])[0], file, loss, results, rows, robustness)
 
 
 def results_file(path: Path) -> Path:
@@ -95,13 +98,24 @@ def results_file(path: Path) -> Path:
     )
 
 
-def _read_json(file: Path) -> Any:
+def _read_robustness(file: Path) -> dict[str, Any] | None:
+    """What `rankdet robustness` has written into the same folder, where it has."""
+    if not file.exists():
+        return None
+    hint = "The file was damaged or changed: run `rankdet robustness RUN` again, or remove it."
+    try:
+        return checked_robustness(_read_json(file, hint))
+    except FieldError as error:
+        raise _field_error(error, str(file), hint=hint) from error
+
+
+def _read_json(file: Path, hint: str = _HINT) -> Any:
     try:
         return strict_json(_read(file))
     except ValueError as error:  # also for bytes that are not text
         reason = str(error)[:200]
         raise RankdetError(
-            message(f"this is not the JSON of an evaluation ({reason})", file=str(file), hint=_HINT)
+            message(f"this is not the JSON of an evaluation ({reason})", file=str(file), hint=hint)
         ) from error
 
 

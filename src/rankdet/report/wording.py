@@ -14,6 +14,7 @@ LOSS_NAMES = {
     "dr": "DR loss",
     "smooth_ap": "smooth AP loss",
     "hinge_ap": "hinge AP loss",
+    "ce": "cross-entropy",
 }
 METRIC_MEANINGS = {
     "AP50": "average precision, the mean over the classes, where a detection is right if it "

@@ -37,8 +37,12 @@ def choose_data(
     data: str | None,
     split: str | None,
     changes: Callable[[Config], Config],
+    command: str = "rankdet evaluate RUN DATA",
 ) -> Choice:
-    """What the user wants to evaluate on: by default the validation split of the run."""
+    """What the user wants to evaluate on: by default the validation split of the run.
+
+    command: how to name other data, for a message.
+    """
     base = record.config
     if data is not None:  # what was said about the run's data does not hold for others
         of_data = replace(base.data, path=data, format=None, train_split=None, val_split=None)
@@ -52,7 +56,7 @@ def choose_data(
             )
     path, own = config.data.path, record.config.data
     if path == own.path:
-        refuse_moved(path, "rankdet evaluate RUN DATA")
+        refuse_moved(path, command)
     split = split or config.data.val_split or _usual_split(path, config.data.format)
     return Choice(
         config=replace(config, data=replace(config.data, val_split=split)),

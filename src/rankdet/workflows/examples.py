@@ -47,18 +47,29 @@ def pictures(
     """
     chosen = choose_images(verdicts, len(dataset), thresholds)
     return [
-        {
-            "name": _short_name(dataset.name(index)),
-            "index": index,
-            "kinds": kinds,
-            "width": dataset.size(index)[1],
-            "height": dataset.size(index)[0],
-            "jpeg": base64.b64encode(small_jpeg(dataset.image(index))).decode(),
-            "objects": _objects(verdicts, dataset, index),
-            "detections": _detections(verdicts, detections[index], dataset, index),
-        }
+        example(verdicts, detections[index], dataset, index, kinds)
         for index, kinds in chosen.items()
     ]
+
+
+def example(
+    verdicts: Verdicts,
+    found: Detections,
+    dataset: DetectionDataset,
+    index: int,
+    kinds: Sequence[str],
+) -> dict[str, Any]:
+    """One image with its objects and with the detections that are kept, ready for JSON."""
+    return {
+        "name": _short_name(dataset.name(index)),
+        "index": index,
+        "kinds": list(kinds),
+        "width": dataset.size(index)[1],
+        "height": dataset.size(index)[0],
+        "jpeg": base64.b64encode(small_jpeg(dataset.image(index))).decode(),
+        "objects": _objects(verdicts, dataset, index),
+        "detections": _detections(verdicts, found, dataset, index),
+    }
 
 
 def _short_name(name: str) -> str:
@@ -91,7 +102,7 @@ def choose_images(
     sureness = np.zeros(num_images)  # none is negative: a score below the threshold is not kept
     np.maximum.at(sureness, verdicts.images[wrong], _logit(verdicts.scores[wrong]) - _logit(limits))
     of_kind = {
-        "sample": _evenly_spaced(np.flatnonzero(num_objects), _NUM_SAMPLES),
+        "sample": evenly_spaced(np.flatnonzero(num_objects), _NUM_SAMPLES),
         "best": _first(np.lexsort((-num_objects, -f1)), num_correct > 0),
         "worst": _first(np.argsort(-sureness, kind="stable"), num_wrong > 0),
         "missed": _first(np.lexsort((num_objects, -num_missed)), num_missed > 0),
@@ -113,7 +124,7 @@ def _logit(scores: Array) -> Array:
     return logits
 
 
-def _evenly_spaced(images: Array, most: int) -> Array:
+def evenly_spaced(images: Array, most: int) -> Array:
     """At most this many of the images, the first and the last among them."""
     if len(images) <= most:
         return images

@@ -1,0 +1,1 @@
+"""How much a detector suffers from patches, noise and attacks on its images."""
