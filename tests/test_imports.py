@@ -44,6 +44,9 @@ def test_the_package_does_not_import_torch() -> None:
         ["predict", "--help"],
         ["recipes"],
         ["recipes", "voc"],
+        ["reproduce", "list"],
+        ["reproduce", "delta", "--help"],
+        ["reproduce", "delta", "--scale", "paper"],  # says what to download
     ],
 )
 def test_the_command_line_answers_without_torch(arguments: list[str]) -> None:

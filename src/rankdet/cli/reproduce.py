@@ -1,38 +1,163 @@
-"""`rankdet reproduce`: experiments of the paper, and of what it is about."""
+"""`rankdet reproduce`: the tables and figures of the paper, and experiments of what it is about."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rankdet.cli.options import Out, Seed
+from rankdet.cli.options import Device, Out, Seed, Settings, check_device, data_path
+from rankdet.errors import RankdetError
+from rankdet.experiments.experiment import Experiment, Request
+from rankdet.experiments.items import EXPERIMENTS as ITEMS
+from rankdet.experiments.items import experiment as item_of
 
-# What `rankdet reproduce` knows: the command's name, and one line for `rankdet reproduce list`.
-EXPERIMENTS = {
+_INTERRUPTED = 130  # what shells call a program that Ctrl-C ended
+
+# Experiments without trainings of detectors: the name, and one line for `rankdet reproduce list`.
+_OTHERS = {
     "theory": "steps, convergence, the three-sample problem, surrogate and regret bounds",
     "ranking": "AP-loss and other losses on a ranking problem, 1 positive to 10,000 negatives",
 }
+# What `rankdet reproduce` knows, by the command's name.
+EXPERIMENTS = _OTHERS | {item.name: item.summary for item in ITEMS}
 
-app = typer.Typer(help="Repeat an experiment of the paper.", no_args_is_help=True)
+app = typer.Typer(
+    help="Repeat a table or figure of the paper: `rankdet reproduce list` names them.",
+    no_args_is_help=True,
+)
+
+
+class Scale(StrEnum):
+    """How large an experiment is."""
+
+    SMOKE = "smoke"
+    TINY = "tiny"
+    VOC320 = "voc320"
+    PAPER = "paper"
+
+
+ScaleOption = Annotated[
+    Scale,
+    typer.Option(
+        help="smoke: seconds on a CPU, shows that it runs. tiny: minutes on a CPU. voc320: a GPU, "
+        "--voc with the splits train and val. paper: the full setting, days on a GPU, --voc "
+        "VOCdevkit (and --coco)."
+    ),
+]
+VOC = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        show_default=False,
+        help="PASCAL VOC. voc320: a folder with the splits train and val, as VOCdevkit/VOC2012. "
+        "paper: VOCdevkit, with VOC2007 and VOC2012.",
+    ),
+]
+COCO = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        show_default=False,
+        help="COCO, with train2017, val2017 and annotations.",
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        show_default=False,
+        help="Weights for the backbone: a file, or a folder with files that begin with the "
+        "backbones' names. Default: torchvision's, which are downloaded. voc320 takes ResNets of "
+        "such files for the original ones, with the stride on the 1x1 convolution.",
+    ),
+]
+OutFolder = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False,
+        show_default=False,
+        help="Folder for records and trainings; experiments in the same one share trainings. "
+        "Default: runs/reproduce-SCALE.",
+    ),
+]
+Jobs = Annotated[
+    int, typer.Option(min=1, max=64, help="Trainings at the same time, each in a process.")
+]
+ForceRecord = Annotated[
+    bool,
+    typer.Option("--force", help="Replace a record that was made with other settings."),
+]
 
 
 @app.command("list")
 def list_experiments() -> None:
-    """Name the experiments, one per line."""
+    """Name the experiments, with the paper's labels and the scales that they have."""
+    width = max(map(len, EXPERIMENTS))
     for name, summary in EXPERIMENTS.items():
-        typer.echo(f"{name:12} {summary}")
+        typer.echo(f"{name:{width}}  {summary}")
+        if name not in _OTHERS:
+            item = item_of(name)
+            labels = ", ".join(item.labels) or "not in the paper"
+            typer.echo(f"{'':{width}}  paper: {labels}; scales: {', '.join(item.scales)}")
 
 
-@app.command("theory", help=f"Print and plot {EXPERIMENTS['theory']}.")
+@app.command("all")
+def reproduce_all(
+    scale: ScaleOption = Scale.SMOKE,
+    voc: VOC = None,
+    coco: COCO = None,
+    weights: Weights = None,
+    out: OutFolder = None,
+    device: Device = None,
+    seed: Seed = 0,
+    jobs: Jobs = 1,
+    settings: Settings = None,
+    force: ForceRecord = False,
+) -> None:
+    """Run every experiment that has a scale, one after the other (not theory and ranking).
+
+    One that fails does not end the others; the exit status is then 1.
+    """
+    items = [item for item in ITEMS if scale.value in item.scales]
+    request = _request(scale, voc, coco, weights, out, device, seed, jobs, settings)
+    _run(items, request, force)
+
+
+@app.command("table")
+def remake_tables(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="ITEM.json...", exists=True, dir_okay=False, help="Records of experiments."
+        ),
+    ],
+) -> None:
+    """Make the Markdown table and the figure of a record again, from its JSON file alone."""
+    from rankdet.experiments.experiment import read_record, write_views
+
+    for file in files:
+        record = read_record(file)
+        item = item_of(record["item"])
+        for written in write_views(item, record, file.parent):
+            typer.echo(f"Wrote {written}.")
+
+
+@app.command("theory", help=f"Print and plot {_OTHERS['theory']}.")
 def reproduce_theory(out: Out = Path("runs/theory"), seed: Seed = 0) -> None:
     from rankdet.experiments import theory
 
     theory.run(out, seed=seed)
 
 
-@app.command("ranking", help=f"Train and plot {EXPERIMENTS['ranking']}.")
+@app.command("ranking", help=f"Train and plot {_OTHERS['ranking']}.")
 def reproduce_ranking(
     out: Out = Path("runs/ranking"),
     seed: Seed = 0,
@@ -41,3 +166,90 @@ def reproduce_ranking(
     from rankdet.experiments import ranking
 
     ranking.run(out, seed=seed, steps=steps)
+
+
+def _item_command(item: Experiment) -> Callable[..., None]:
+    def reproduce_item(
+        scale: ScaleOption = Scale.SMOKE,
+        voc: VOC = None,
+        coco: COCO = None,
+        weights: Weights = None,
+        out: OutFolder = None,
+        device: Device = None,
+        seed: Seed = 0,
+        jobs: Jobs = 1,
+        settings: Settings = None,
+        force: ForceRecord = False,
+    ) -> None:
+        request = _request(scale, voc, coco, weights, out, device, seed, jobs, settings)
+        _run([item], request, force)
+
+    return reproduce_item
+
+
+for _item in ITEMS:
+    _labels = ", ".join(_item.labels) or "none"
+    app.command(
+        _item.name,
+        help=f"{_item.summary[0].upper()}{_item.summary[1:]}. In the paper: {_labels}.\n\n"
+        "OUT gets a JSON file with all numbers and where they come from, a Markdown table with the "
+        "paper's beside ours, and a figure. Ctrl-C saves; the same command goes on.",
+        short_help=_item.summary,
+    )(_item_command(_item))
+
+
+def _request(
+    scale: Scale,
+    voc: Path | None,
+    coco: Path | None,
+    weights: Path | None,
+    out: Path | None,
+    device: str | None,
+    seed: int,
+    jobs: int,
+    settings: list[str] | None,
+) -> Request:
+    return Request(
+        scale.value,
+        out or Path(f"runs/reproduce-{scale.value}"),
+        voc=_absolute(voc),
+        coco=_absolute(coco),
+        weights=_absolute(weights),
+        device=device,
+        seed=seed,
+        jobs=jobs,
+        changes=tuple(settings or ()),
+    )
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else data_path(str(path))
+
+
+def _run(items: Sequence[Experiment], request: Request, is_forced: bool) -> None:
+    """Run the experiments. What the user can mend is told before torch is loaded."""
+    for item in items if len(items) == 1 else ():
+        if request.scale in item.scales:
+            item.plan(request)
+    check_device(request.device)
+
+    from rankdet.experiments.experiment import Stopped, reproduce
+
+    failed = []
+    for item in items:
+        try:
+            reproduce(item, request, is_forced=is_forced)
+        except (Stopped, KeyboardInterrupt) as stop:
+            again = shlex.join(["rankdet", *sys.argv[1:]])
+            typer.echo(f"{item.name} is not finished. Go on with it: {again}", err=True)
+            raise typer.Exit(getattr(stop, "status", _INTERRUPTED)) from stop
+        except RankdetError as error:
+            if len(items) == 1:
+                raise
+            failed.append(item.name)
+            typer.echo(f"error: {item.name}: {error}", err=True)
+            continue
+        typer.echo((request.out / f"{item.name}.md").read_text(encoding="utf-8"))
+        typer.echo(f"Wrote {request.out / item.name}.json, .md and .png.")
+    if failed:
+        raise RankdetError(f"{len(failed)} of {len(items)} failed: {', '.join(failed)}.")

@@ -1,0 +1,248 @@
+"""Tables of the paper that consist of trainings: variants of one setting, compared by AP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rankdet.config import Config, merge, to_dict
+from rankdet.experiments.arms import outcome, submitted, trained
+from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.figures import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    VERMILION,
+    label_axes,
+    new_figure,
+    save_figure,
+)
+from rankdet.experiments.paper import paper_table
+from rankdet.experiments.scales import Training, base_config, with_changes
+from rankdet.experiments.tables import FAILED, NOT_RUN, Cell, caption, comparison_table, page
+
+METRICS = ("AP", "AP50", "AP75")
+LOSSES = {"CE-Loss + OHEM": "ohem", "Focal Loss": "focal", "AUC-Loss": "auc", "AP-Loss": "ap"}
+COLOURS = {"ohem": ORANGE, "focal": VERMILION, "auc": GREEN, "ap": BLUE}
+_GROUP_COLOURS = (BLUE, VERMILION, GREEN, ORANGE)
+# Of the test sets whose annotations are not public: the splits, if the user has their images.
+SERVER_SPLITS = {"voc12": "2012_test", "coco": "test-dev2017"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A training that fills a row of a table, or the columns of one group in it.
+
+    changes: settings in place of the base's, as in a --config file. paper: label of the table, and
+    the name of the row there; group: also the heading of the columns there.
+    """
+
+    row: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    group: str = ""
+    training: Training = field(default_factory=Training)
+    paper: tuple[str, str] | None = None
+    metrics: tuple[str, ...] = METRICS
+
+    @property
+    def key(self) -> str:
+        return f"{self.group}: {self.row}" if self.group else self.row
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of variants. row_title: what differs from row to row."""
+
+    title: str
+    row_title: str
+    variants: tuple[Variant, ...]
+    notes: tuple[str, ...] = ()
+    decimals: int = 1
+
+    def plan(self, request: Request) -> list[Row]:
+        """A row for each variant that the user's data allow."""
+        return [training_row(variant, request) for variant in chosen(self.variants, request)]
+
+    def markdown(self, record: Record) -> str:
+        labels = dict.fromkeys(variant.paper[0] for variant in self.variants if variant.paper)
+        notes = [*self.notes_on(record), *data_notes(self.variants, record)]
+        return page(record, self.title, self.body(record), [*notes, *map(caption, labels)])
+
+    def body(self, record: Record) -> list[str]:
+        """The tables of the page."""
+        row_names = list(dict.fromkeys(variant.row for variant in self.variants))
+        columns, cells = columns_of(self.variants), cells_of(self.variants, record)
+        return [comparison_table(self.row_title, row_names, columns, cells, self.decimals)]
+
+    def notes_on(self, record: Record) -> list[str]:
+        return list(self.notes)
+
+    def figure(self, record: Record, path: Path) -> None:
+        """A panel for each metric: ours as filled marks, the paper's as empty ones."""
+        groups = list(dict.fromkeys(variant.group for variant in self.variants))
+        metrics = list(dict.fromkeys(name for v in self.variants for name in v.metrics))
+        rows = list(dict.fromkeys(variant.row for variant in self.variants))
+        cells = cells_of(self.variants, record)
+        figure = new_figure(3.6 * len(metrics), 3.6)
+        panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+        for axes, metric in zip(panels, metrics, strict=True):
+            for group, colour in zip(groups, _GROUP_COLOURS, strict=False):
+                column = column_name(group, metric)
+                for is_paper in (False, True):
+                    points = [
+                        (place, value)
+                        for place, row in enumerate(rows)
+                        if (cell := cells.get((row, column))) is not None
+                        and (value := cell.paper if is_paper else cell.ours) is not None
+                    ]
+                    axes.plot(
+                        [place for place, _ in points],
+                        [value for _, value in points],
+                        color=colour,
+                        marker="o",
+                        linestyle=":" if is_paper else "-",
+                        markerfacecolor="white" if is_paper else colour,
+                        label=f"{group} {'(paper)' if is_paper else ''}".strip() or "ours",
+                    )
+            axes.set_xticks(range(len(rows)), rows, rotation=20 if len(rows[0]) > 5 else 0)
+            axes.set_ylim(bottom=0)
+            label_axes(axes, metric, self.row_title, "percent")
+        axes.legend(frameon=False, fontsize=7)
+        save_figure(figure, path)
+
+
+def experiment(
+    name: str,
+    comparison: Comparison,
+    labels: Sequence[str],
+    *,
+    figure: Any = None,
+) -> Experiment:
+    """The comparison as an experiment of `rankdet reproduce`."""
+    return Experiment(
+        name=name,
+        summary=comparison.title,
+        labels=tuple(labels),
+        plan=comparison.plan,
+        markdown=comparison.markdown,
+        figure=figure or comparison.figure,
+    )
+
+
+def training_row(variant: Variant, request: Request) -> Row:
+    """The row of a variant: its training, judged by its last evaluation."""
+    config = variant_config(variant, request)
+    return Row(
+        key=variant.key,
+        settings={"config": to_dict(config)},
+        run=partial(_result, variant, config, request),
+        trainings=(config,),
+    )
+
+
+def variant_config(variant: Variant, request: Request) -> Config:
+    """All settings of a variant at the scale of the request, the user's --set included."""
+    base = base_config(request, variant.training)
+    return with_changes(request, merge(base, variant.changes))
+
+
+def _result(variant: Variant, config: Config, request: Request) -> dict[str, Any]:
+    result = outcome(config, request)
+    if files := server_files(config, variant.training, request):
+        result["submission"] = files
+    return result
+
+
+def server_files(config: Config, training: Training, request: Request) -> str | None:
+    """Files for the evaluation server, where a benchmark has one and its test images are here."""
+    from rankdet.data.reading.formats import split_names
+
+    split = SERVER_SPLITS.get(training.data)
+    is_benchmark = training.data == "voc12" or training.side != 600
+    if request.scale != "paper" or split is None or not is_benchmark:
+        return None
+    if split not in split_names(config.data.path, config.data.format):
+        return None
+    return submitted(trained(config, request), request, split, split)
+
+
+def chosen(variants: Sequence[Variant], request: Request) -> list[Variant]:
+    """Without those on COCO at voc320, where the user has no COCO and others are left."""
+    if request.scale != "voc320" or request.coco is not None:
+        return list(variants)
+    on_voc = [variant for variant in variants if variant.training.data != "coco"]
+    return on_voc or list(variants)
+
+
+def column_name(group: str, metric: str) -> str:
+    return f"{group} {metric}" if group else metric
+
+
+def columns_of(variants: Sequence[Variant]) -> list[str]:
+    """The columns in the order of the variants."""
+    names = (column_name(variant.group, name) for variant in variants for name in variant.metrics)
+    return list(dict.fromkeys(names))
+
+
+def cells_of(variants: Sequence[Variant], record: Record) -> dict[tuple[str, str], Cell]:
+    """The numbers of a record by row and column, and the paper's."""
+    results = results_of(record)
+    cells = {}
+    for variant in variants:
+        result = results.get(variant.key)
+        for metric in variant.metrics:
+            value, text = None, _state(variant, record)
+            if result is not None and result["metrics"] is None:
+                text = "server" if result.get("submission") else "no labels"
+            elif result is not None:
+                value = result["metrics"].get(metric)
+            paper, is_best = paper_cell(variant, metric)
+            cells[variant.row, column_name(variant.group, metric)] = Cell(
+                value, paper, text, is_best
+            )
+    return cells
+
+
+def paper_cell(variant: Variant, metric: str) -> tuple[float | None, bool]:
+    """The paper's number for a variant, and whether it is bold there."""
+    if variant.paper is None:
+        return None, False
+    label, name = variant.paper
+    column = f"{variant.group} / {metric}" if variant.group else metric
+    for row in paper_table(label)["rows"]:
+        if row["name"] == name:
+            return row["values"][column], column in row["best"]
+    raise KeyError(f"the paper's table {label} has no row {name!r}")
+
+
+def data_notes(variants: Sequence[Variant], record: Record) -> list[str]:
+    """What has to be said of test sets without public annotations, and of data that are missing."""
+    kinds = {variant.training.data for variant in variants}
+    scale = record["request"]["scale"]
+    notes = []
+    if left := [variant.key for variant in variants if variant.key not in record["plan"]]:
+        notes.append(f"Left out, because there was no --coco: {', '.join(left)}.")
+    if "voc12" in kinds:
+        notes.append(
+            "VOC2012 test has no public annotations: "
+            + (
+                "where its images are in the folder, files for the server were written."
+                if scale == "paper"
+                else "here its column is evaluated on the validation split."
+            )
+        )
+    if "coco" in kinds and scale == "paper":
+        notes.append(
+            "Our numbers on COCO are of val2017; files for test-dev if its images are there."
+        )
+    return notes
+
+
+def _state(variant: Variant, record: Record) -> str:
+    entry = record["rows"].get(variant.key)
+    if variant.key not in record["plan"]:
+        return "–"
+    return FAILED if entry and "error" in entry else NOT_RUN

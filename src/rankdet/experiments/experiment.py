@@ -1,0 +1,322 @@
+"""What an experiment of `rankdet reproduce` is, and how its record is kept.
+
+An experiment is a list of rows. A row is a piece of work that may take hours (mostly a training);
+its result is JSON. The record of an experiment is three files:
+
+    OUT/ITEM.json   how it was asked for, and of each finished row: settings, result, provenance
+    OUT/ITEM.md     a table with the paper's numbers beside ours, made from the JSON alone
+    OUT/ITEM.png    the figure, made from the JSON alone
+
+The JSON is written again after each row, the other two at the end. Called again, `reproduce` goes
+on: a row that is finished, and whose settings are the same, is not run again. Nothing that differs
+is replaced unasked.
+
+Modules of experiments import torch inside functions only: `rankdet reproduce list` needs none.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rankdet.config import Config
+from rankdet.errors import RankdetError, TrainingError, counted, shorten
+from rankdet.output import refuse_foreign, write_whole
+from rankdet.progress import say
+
+SCALES = ("smoke", "tiny", "voc320", "paper")
+Record = Mapping[str, Any]  # what ITEM.json holds
+
+_KEY = "rankdet_reproduction"
+_MARK = f'"{_KEY}"'  # at the start of each of our JSON files
+_MARKDOWN_MARK = "<!-- rankdet reproduce"  # at the start of each of our Markdown files
+_PNG_MARK = "PNG"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """How the user wants an experiment to be run.
+
+    scale: one of SCALES. out: the folder of the records; trainings are in out/runs, where
+    experiments that share one find it. voc, coco: folders of the data, where the scale needs them.
+    weights: a file for the backbones, in place of the scale's choice. jobs: trainings at the same
+    time. changes: `section.key=value`, for every training, after everything else.
+    """
+
+    scale: str
+    out: Path
+    voc: str | None = None
+    coco: str | None = None
+    weights: str | None = None
+    device: str | None = None
+    seed: int = 0
+    jobs: int = 1
+    changes: tuple[str, ...] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """What the results depend on, ready for JSON; not where and how fast they are made."""
+        return {
+            "scale": self.scale,
+            "voc": self.voc,
+            "coco": self.coco,
+            "weights": self.weights,
+            "seed": self.seed,
+            "changes": list(self.changes),
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """A piece of an experiment.
+
+    key: its name, unique in the experiment. settings: all that its result depends on, ready for
+    JSON. run: does the work and gives the result, ready for JSON. trainings: those that the work
+    needs, so that `jobs` of them can be run at the same time beforehand; a row that says nothing
+    runs alone, as measurements of time must.
+    """
+
+    key: str
+    settings: Mapping[str, Any]
+    run: Callable[[], Mapping[str, Any]]
+    trainings: tuple[Config, ...] = ()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of the paper as a command: `rankdet reproduce NAME`.
+
+    summary: one line. labels: of the paper's tables and figures that it answers. plan: the rows for
+    a request. markdown and figure: what is shown of a record, in which rows may be missing yet.
+    """
+
+    name: str
+    summary: str
+    labels: tuple[str, ...]
+    plan: Callable[[Request], Sequence[Row]]
+    markdown: Callable[[Record], str]
+    figure: Callable[[Record, Path], None]
+    scales: tuple[str, ...] = field(default=SCALES)
+
+
+class Stopped(Exception):
+    """A signal ended a training, which has saved itself; status: what the command exits with."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"stopped with status {status}")
+        self.status = status
+
+
+def reproduce(
+    experiment: Experiment, request: Request, *, is_forced: bool = False
+) -> dict[str, Any]:
+    """Run what is not finished yet, and write the record; gives what ITEM.json holds.
+
+    Stopped if a signal came. A training whose numbers are not finite is a row with an error; the
+    others go on, and TrainingError comes at the end. is_forced: rows of other settings, and files
+    that are not ours, are replaced.
+    """
+    if request.scale not in experiment.scales:
+        raise RankdetError(
+            f"{experiment.name}: there is no scale {request.scale!r}; "
+            f"it has {', '.join(experiment.scales)}."
+        )
+    rows = experiment.plan(request)
+    assert len({row.key for row in rows}) == len(rows), "each row has its own name"
+    request.out.mkdir(parents=True, exist_ok=True)
+    with _alone_with(request.out, experiment.name):
+        record = _begun_record(experiment, request, rows, is_forced)
+        waiting = [row for row in rows if "result" not in record["rows"].get(row.key, {})]
+        if len(waiting) < len(rows):
+            done = counted(len(rows) - len(waiting), "row")
+            say(f"{experiment.name}: {done} of {len(rows)} finished before, and kept.")
+        if request.jobs > 1:
+            _train_beforehand(waiting, request)
+        for number, row in enumerate(waiting, start=1):
+            say(f"{experiment.name}: row {number} of {len(waiting)}: {row.key}")
+            record["rows"][row.key] = _finished(row, request)
+            write_whole(_file(experiment, request.out), _json_bytes(record))
+        write_whole(_file(experiment, request.out), _json_bytes(record))
+        write_views(experiment, record, request.out)
+    _refuse_failures(experiment, record)
+    return record
+
+
+def write_views(experiment: Experiment, record: Record, out: Path) -> list[Path]:
+    """Write the table and the figure of a record, of which rows may be missing; gives the files."""
+    table = _file(experiment, out).with_suffix(".md")
+    text = f"{_MARKDOWN_MARK} {experiment.name} -->\n\n{experiment.markdown(record)}"
+    write_whole(table, f"{text.rstrip()}\n".encode())
+    with tempfile.TemporaryDirectory() as folder:  # so that no half of a picture is seen
+        drawn = Path(folder) / "figure.png"
+        experiment.figure(record, drawn)
+        figure = table.with_suffix(".png")
+        write_whole(figure, drawn.read_bytes())
+    return [table, figure]
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """What a record's JSON file holds; RankdetError if it is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RankdetError(f"{file}: this is not JSON: {error}. The file was changed.") from error
+    if not isinstance(content, dict) or content.get(_KEY) != _VERSION:
+        found = content.get(_KEY) if isinstance(content, dict) else None
+        raise RankdetError(
+            f"{file}: {_KEY} = {found!r}: expected {_VERSION}. Give a file that "
+            "`rankdet reproduce ITEM` wrote with this version."
+        )
+    for name, kind in (("item", str), ("request", dict), ("plan", list), ("rows", dict)):
+        if not isinstance(content.get(name), kind):
+            raise RankdetError(f"{file}: {name} is not as it was written. The file was changed.")
+    return content
+
+
+def results_of(record: Record) -> dict[str, Any]:
+    """The results of the finished rows, by key."""
+    rows = record["rows"]
+    return {key: rows[key]["result"] for key in record["plan"] if "result" in rows.get(key, {})}
+
+
+def state_of(record: Record) -> str:
+    """A sentence about what is missing of a record; "" if nothing is."""
+    rows = record["rows"]
+    failed = [key for key in record["plan"] if "error" in rows.get(key, {})]
+    missing = [key for key in record["plan"] if key not in rows]
+    sentences = []
+    if missing:
+        sentences.append(f"Not run yet: {', '.join(missing)}.")
+    if failed:
+        sentences.append(f"Failed: {', '.join(failed)}.")
+    return " ".join(sentences)
+
+
+def _begun_record(
+    experiment: Experiment, request: Request, rows: Sequence[Row], is_forced: bool
+) -> dict[str, Any]:
+    """The record to go on with; RankdetError if what is there is not the same experiment."""
+    file = _file(experiment, request.out)
+    for path, mark in ((file, _MARK), (file.with_suffix(".md"), _MARKDOWN_MARK)):
+        refuse_foreign(path, mark, is_forced)
+    refuse_foreign(file.with_suffix(".png"), _PNG_MARK, is_forced)
+    record: dict[str, Any] = {
+        _KEY: _VERSION,
+        "item": experiment.name,
+        "labels": list(experiment.labels),
+        "request": request.settings(),
+        "plan": [row.key for row in rows],
+        "rows": {},
+    }
+    if not file.exists():
+        return record
+    try:
+        stored = read_record(file)
+    except RankdetError:
+        if is_forced:
+            return record
+        raise
+    settings = {row.key: _as_json(row.settings) for row in rows}
+    same = {
+        key: row for key, row in stored["rows"].items() if row.get("settings") == settings.get(key)
+    }
+    if not is_forced:
+        _refuse_other_request(file, stored["request"], record["request"])
+        for key in stored["rows"]:
+            if key not in same:
+                raise _other_settings(file, key, stored["rows"][key], settings.get(key))
+    record["rows"] = {key: same[key] for key in record["plan"] if key in same}
+    return record
+
+
+def _file(experiment: Experiment, out: Path) -> Path:
+    return out / f"{experiment.name}.json"
+
+
+def _refuse_other_request(file: Path, stored: Record, wanted: Record) -> None:
+    for name, value in wanted.items():
+        if stored.get(name) != value:
+            raise RankdetError(
+                f"{file}: the record there has {name} = {shorten(stored.get(name))}, and now it is "
+                f"{shorten(value)}. Give another folder with --out, or --force to replace it."
+            )
+
+
+def _other_settings(file: Path, key: str, row: Record, wanted: Any) -> RankdetError:
+    if wanted is None:
+        what = "is no row of the experiment now"
+    else:
+        differences = _differences(row.get("settings"), wanted)
+        what = f"has other settings than now: {'; '.join(differences[:3])}"
+    return RankdetError(
+        f"{file}: the row {key} {what}. It was made by another version of rankdet, or the file was "
+        "changed. Give another folder with --out, or --force to run the row again."
+    )
+
+
+def _differences(stored: Any, wanted: Any, name: str = "") -> list[str]:
+    """Where two JSON values differ.
+
+    >>> _differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+    ['a.b was 1, now 3']
+    """
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        found = []
+        for key in sorted(stored.keys() | wanted.keys()):
+            inner = f"{name}.{key}" if name else str(key)
+            found += _differences(stored.get(key), wanted.get(key), inner)
+        return found
+    return [] if stored == wanted else [f"{name} was {shorten(stored)}, now {shorten(wanted)}"]
+
+
+def _finished(row: Row, request: Request) -> dict[str, Any]:
+    """The entry of a row in the record, after its work."""
+    from rankdet.provenance import provenance
+
+    start = time.monotonic()
+    entry: dict[str, Any] = {"settings": _as_json(row.settings)}
+    try:
+        entry["result"] = _as_json(row.run())
+    except TrainingError as error:  # of numbers that are not finite: that is a result, too
+        say(f"{row.key} failed: {error}")
+        entry["error"] = str(error)
+    entry["seconds"] = time.monotonic() - start
+    entry["provenance"] = provenance(seed=request.seed)
+    return entry
+
+
+def _refuse_failures(experiment: Experiment, record: Record) -> None:
+    failed = {key: row["error"] for key, row in record["rows"].items() if "error" in row}
+    if failed:
+        reasons = " ".join(f"{key}: {error}" for key, error in failed.items())
+        raise TrainingError(
+            f"{experiment.name}: {counted(len(failed), 'row')} of {len(record['plan'])} failed, "
+            f"and the table says so. {reasons}"
+        )
+
+
+def _train_beforehand(rows: Sequence[Row], request: Request) -> None:
+    from rankdet.experiments.arms import train_together
+
+    train_together([config for row in rows for config in row.trainings], request)
+
+
+def _alone_with(out: Path, name: str) -> Any:
+    """Nobody else may work on this experiment in this folder meanwhile."""
+    from rankdet.engine.sealed_folder import alone_in
+
+    return alone_in(out / "runs" / f".{name}")
+
+
+def _as_json(value: Any) -> Any:
+    """The value as it comes back from JSON; ValueError for numbers that are not finite."""
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def _json_bytes(record: Record) -> bytes:
+    return (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()

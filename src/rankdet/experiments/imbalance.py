@@ -1,0 +1,204 @@
+"""Three optimisations of the AP-loss under more and more imbalance: fig-performance_imbalance.
+
+A proposal network chooses the anchors that a detector learns from (`rankdet.experiments.proposals`)
+and the final AP-loss is compared. A training that does not converge from its first weights is run
+once more from a snapshot that was trained with few proposals, and shown dashed, as in the paper.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rankdet.config import Config, to_dict
+from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.figures import label_axes, new_figure, save_figure
+from rankdet.experiments.optimisations import MEASURE, OPTIMISATIONS, study_config
+from rankdet.experiments.paper import paper
+from rankdet.experiments.scales import with_changes
+from rankdet.experiments.tables import NO_NUMBER, NOT_RUN, markdown_table, page
+
+ALL = "all"
+
+_NOTES = (
+    MEASURE,
+    "Valid samples of an image: its n best anchors by a proposal network without regression "
+    "(one class, binary cross-entropy on positives and as many random negatives, the detector's "
+    "own architecture and anchors, frozen), and all positives; other anchors are ignored. The "
+    "final AP-loss, on these samples, is the mean over the last tenth of the steps.",
+    "A training that has not lowered the AP-loss by 5 % of its initial value has not converged. "
+    "It is run again from a snapshot (of the same optimisation, with few proposals): * marks these "
+    "values, and ! those that did not converge from there either.",
+)
+
+
+def notes() -> list[str]:
+    """What a reader of the numbers has to know, and what the paper says."""
+    said = paper()["statements"]["fig-performance_imbalance"]
+    return [
+        *_NOTES,
+        "Paper: error-driven keeps a steady value under any imbalance; the hinge's rises with the "
+        "number of proposals; the approximate gradient is good below "
+        f"{said['approximate_is_good_below']:,}, and above "
+        f"{said['approximate_needs_snapshot_above']:,} converges from the snapshot "
+        f"({said['snapshot_proposals']:,} proposals, {said['snapshot_epochs']} epochs) alone. Its "
+        "figure has no numbers.",
+    ]
+
+
+@dataclass(frozen=True)
+class Study:
+    """How much is trained at a scale.
+
+    numbers: of proposals, None: every anchor. steps: of a training; None: as long as the scale's
+    trainings are. proposal_part, snapshot_part: parts of the training's length that the proposal
+    network and the snapshot have. snapshot_proposals: of each image.
+    """
+
+    numbers: tuple[int | None, ...]
+    snapshot_proposals: int
+    steps: int | None = None
+    proposal_part: float = 1.0
+    snapshot_part: float = 0.25
+
+
+STUDIES = {
+    "smoke": Study((50, None), snapshot_proposals=20, steps=3),
+    "tiny": Study((100, 500, None), snapshot_proposals=50, steps=120, proposal_part=0.5),
+    "voc320": Study(
+        (500, 1000, 2000, 4000, 8000, None), snapshot_proposals=500, steps=600, proposal_part=0.5
+    ),
+    "paper": Study(
+        (500, 1000, 2000, 4000, 8000, 16_000, None),
+        snapshot_proposals=2000,
+        proposal_part=0.25,
+        snapshot_part=10 / 160,
+    ),
+}
+
+
+def row_config(request: Request, name: str) -> Config:
+    """The settings of one optimisation's trainings."""
+    study = STUDIES[request.scale]
+    config = study_config(request, name)
+    if study.steps is not None:
+        # A schedule of so many steps, however many an epoch has; their number ends it.
+        training = replace(
+            config.training,
+            epochs=100_000,
+            max_steps=study.steps,
+            schedule="one_cycle",
+            milestones=(),
+            warmup_steps=study.steps // 20,
+        )
+        config = replace(config, training=training)
+    return with_changes(request, config)
+
+
+def key_of(name: str, number: int | None) -> str:
+    """What a row is called."""
+    return f"{name}, {ALL if number is None else number}"
+
+
+def plan(request: Request) -> list[Row]:
+    """A row for each number of proposals and each optimisation."""
+    study = STUDIES[request.scale]
+    rows = []
+    for number in study.numbers:
+        for name in OPTIMISATIONS:
+            config = row_config(request, name)
+            settings = {"config": to_dict(config), "study": asdict(study), "proposals": number}
+            run = partial(_result, config, study, number, request)
+            rows.append(Row(key=key_of(name, number), settings=settings, run=run))
+    return rows
+
+
+def _result(config: Config, study: Study, number: int | None, request: Request) -> dict[str, Any]:
+    from rankdet.experiments.imbalance_training import train_with_proposals
+
+    return train_with_proposals(config, study, number, request)
+
+
+def final_of(result: Record) -> tuple[float, str]:
+    """The final AP-loss that is shown, and its mark: "", "*" (from the snapshot) or "!" (neither).
+
+    Where neither converged, the lower of the two.
+    """
+    pretrained, snapshot = result["from_start"], result["from_snapshot"]
+    if snapshot is None:
+        return pretrained["final_ap_loss"], "" if pretrained["has_converged"] else "!"
+    if snapshot["has_converged"]:
+        return snapshot["final_ap_loss"], "*"
+    return min(pretrained["final_ap_loss"], snapshot["final_ap_loss"]), "!"
+
+
+def markdown(record: Record) -> str:
+    """The final AP-loss of each optimisation, by the number of proposals."""
+    results = results_of(record)
+    numbers = STUDIES[record["request"]["scale"]].numbers
+    rows = []
+    for name, optimisation in OPTIMISATIONS.items():
+        texts = [optimisation.words]
+        for number in numbers:
+            result = results.get(key_of(name, number))
+            texts.append(NOT_RUN if result is None else "{:.3f}{}".format(*final_of(result)))
+        rows.append(texts)
+    ratios = ["negatives to a positive"]
+    for number in numbers:
+        found = [results.get(key_of(name, number)) for name in OPTIMISATIONS]
+        ratio = next((result["imbalance"] for result in found if result is not None), None)
+        ratios.append(NO_NUMBER if ratio is None else f"{ratio:,.0f}")
+    heading = ["final AP-loss, proposals:", *(f"{number or ALL}" for number in numbers)]
+    return page(record, SUMMARY, [markdown_table(heading, [*rows, ratios])], notes())
+
+
+def figure(record: Record, path: Path) -> None:
+    """The final AP-loss against the number of proposals; dashed: from the snapshot alone."""
+    results = results_of(record)
+    picture = new_figure(6.4, 4.4)
+    axes = picture.subplots()
+    ticks: dict[int, str] = {}
+    for name, optimisation in OPTIMISATIONS.items():
+        points = []
+        for number in STUDIES[record["request"]["scale"]].numbers:
+            result = results.get(key_of(name, number))
+            if result is None:
+                continue
+            place = result["anchors"] if number is None else number
+            ticks[place] = ALL if number is None else str(number)
+            points.append((place, *final_of(result)))
+        for before, after in itertools.pairwise(points):
+            axes.plot(
+                [before[0], after[0]],
+                [before[1], after[1]],
+                color=optimisation.colour,
+                linestyle="--" if after[2] else "-",
+            )
+        for place, value, mark in points:
+            face = "white" if mark else optimisation.colour
+            marker = "X" if mark == "!" else "o"
+            axes.plot(place, value, marker, color=optimisation.colour, markerfacecolor=face)
+        axes.plot([], [], "o-", color=optimisation.colour, label=optimisation.words)
+    axes.plot([], [], "o--", color="grey", markerfacecolor="white", label="from the snapshot")
+    axes.plot([], [], "X", color="grey", markerfacecolor="white", label="did not converge")
+    axes.set_xscale("log")
+    axes.set_xticks(list(ticks), list(ticks.values()), minor=False)
+    axes.set_xticks([], minor=True)
+    axes.set_ylim(0, 1.02)
+    label_axes(axes, "", "proposals of an image", "final AP-loss")
+    axes.legend(frameon=False, fontsize=8)
+    save_figure(picture, path)
+
+
+SUMMARY = "final AP-loss of three optimisations against the number of training anchors"
+EXPERIMENT = Experiment(
+    name="imbalance",
+    summary=SUMMARY,
+    labels=("fig-performance_imbalance",),
+    plan=plan,
+    markdown=markdown,
+    figure=figure,
+)

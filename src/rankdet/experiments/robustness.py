@@ -1,0 +1,161 @@
+"""The four losses under perturbed images: patches on objects, noise, DeepFool."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rankdet.config import Config, to_dict
+from rankdet.experiments.arms import run_folder, trained
+from rankdet.experiments.comparison import COLOURS, LOSSES, Variant, variant_config
+from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.figures import label_axes, new_figure, save_figure
+from rankdet.experiments.losses import RETINANET_VOC
+from rankdet.experiments.paper import paper_table
+from rankdet.experiments.tables import (
+    FAILED,
+    NOT_RUN,
+    Cell,
+    caption,
+    comparison_table,
+    number,
+    page,
+)
+
+LABEL = "base-loss-robustness"
+# The paper's columns, by the names of `rankdet robustness`.
+COLUMNS = {
+    "original": "Original",
+    "black": "Black Patch",
+    "random": "Random Patch",
+    "flip": "Flip Patch",
+    "adversarial": "Advs-Patch",
+    "noise": "Gaussian Noise",
+    "deepfool": "DeepFool",
+}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done for each detector. None: all images, or all objects."""
+
+    num_images: int | None
+    patch_steps: int
+    deepfool_objects: int | None
+
+
+EFFORTS = {
+    "smoke": Effort(2, 1, 1),
+    "tiny": Effort(100, 100, 50),
+    "voc320": Effort(500, 300, 100),
+    "paper": Effort(None, 1000, 1000),
+}
+
+
+def plan(request: Request) -> list[Row]:
+    """A row for each loss: its training, which the table of losses has too, and the attacks."""
+    return [_row(variant, request) for variant in RETINANET_VOC]
+
+
+def _row(variant: Variant, request: Request) -> Row:
+    config = variant_config(variant, request)
+    effort = EFFORTS[request.scale]
+    return Row(
+        key=variant.row,
+        settings={"config": to_dict(config), "effort": vars(effort)},
+        run=partial(_run, config, effort, request),
+        trainings=(config,),
+    )
+
+
+def _run(config: Config, effort: Effort, request: Request) -> dict[str, Any]:
+    from rankdet.robustness.adversarial import PatchSettings
+    from rankdet.workflows.robustness import robustness
+
+    run = trained(config, request)
+    with redirect_stdout(io.StringIO()):  # its table is not the one that was asked for
+        content = robustness(
+            run,
+            limit=effort.num_images,
+            patch_settings=PatchSettings(steps=effort.patch_steps),
+            deepfool_objects=effort.deepfool_objects,
+            seed=request.seed,
+            checkpoint="last",
+            device=request.device,
+            out=run.with_name(f"{run.name}-robustness"),
+        )
+    kept = ("perturbations", "deepfool", "patch", "settings", "notes")
+    return {"run": run_folder(config, request).name, **{name: content[name] for name in kept}}
+
+
+def markdown(record: Record) -> str:
+    table = comparison_table("training loss", list(LOSSES), list(COLUMNS.values()), cells(record))
+    notes = [
+        "AP50 in percent; DeepFool: the mean L2 norm of the smallest perturbation that changes a "
+        "prediction, in grey levels of 0 to 255. More is better everywhere.",
+        "Our trainings are those of `losses-voc`.",
+        *_fooled_notes(record),
+        caption(LABEL),
+    ]
+    return page(record, SUMMARY, [table], notes)
+
+
+def cells(record: Record) -> dict[tuple[str, str], Cell]:
+    """Our numbers and the paper's, by loss and column."""
+    results = results_of(record)
+    paper = {row["name"].replace("+", " + "): row for row in paper_table(LABEL)["rows"]}
+    found = {}
+    for loss in LOSSES:
+        result = results.get(loss)
+        ours = {} if result is None else numbers(result)
+        state = FAILED if "error" in record["rows"].get(loss, {}) else NOT_RUN
+        for column in COLUMNS.values():
+            found[loss, column] = Cell(
+                ours.get(column),
+                paper[loss]["values"][column],
+                "" if result is not None else state,
+                column in paper[loss]["best"],
+            )
+    return found
+
+
+def numbers(result: Record) -> dict[str, float | None]:
+    """AP50 under each perturbation and DeepFool's size, by the paper's columns."""
+    values = {COLUMNS[row["name"]]: row["metrics"]["AP50"] for row in result["perturbations"]}
+    return {**values, COLUMNS["deepfool"]: result["deepfool"]["norm_255"]}
+
+
+def _fooled_notes(record: Record) -> list[str]:
+    parts = []
+    for loss, result in results_of(record).items():
+        fooled = result["deepfool"]
+        parts.append(f"{loss} {number(fooled['success_rate'])} % of {fooled['num_attacked']}")
+    return [f"Objects that DeepFool changed, of those attacked: {'; '.join(parts)}."]
+
+
+def figure(record: Record, path: Path) -> None:
+    """AP50 of each loss under each perturbation as bars, the paper's as marks; DeepFool beside."""
+    found = cells(record)
+    drawn = new_figure(10, 3.8)
+    left, right = drawn.subplots(1, 2, width_ratios=[6, 1.4])
+    *columns, last = COLUMNS.values()
+    for axes, names in ((left, columns), (right, [last])):
+        for place_of_loss, (loss, short) in enumerate(LOSSES.items()):
+            for place, column in enumerate(names):
+                x, cell = place + 0.2 * (place_of_loss - 1.5), found[loss, column]
+                label = loss if place == 0 else None
+                axes.bar(x, cell.ours or 0.0, 0.18, color=COLOURS[short], label=label)
+                axes.plot(x, cell.paper, "_", color="black", markersize=9)
+        axes.set_xticks(range(len(names)), names, fontsize=8)
+    left.legend(frameon=False, fontsize=7, ncols=4, loc="lower left")
+    label_axes(left, "Perturbed images (marks: the paper)", "", "AP50 in percent")
+    label_axes(right, "Smallest change", "", "grey levels")
+    save_figure(drawn, path)
+
+
+SUMMARY = "four losses on images with patches, noise and adversarial changes"
+EXPERIMENT = Experiment("robustness", SUMMARY, (LABEL,), plan, markdown, figure)

@@ -1,0 +1,84 @@
+"""Faster R-CNN with more and more regions for its second stage: cross-entropy and AP-loss (A4.3).
+
+No ratio of positives to negatives is kept up in either column. An image may have fewer regions than
+asked for, because the first stage leaves out those that overlap others: how many there were, the
+training counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rankdet.config import to_dict
+from rankdet.experiments.arms import outcome
+from rankdet.experiments.comparison import Comparison, Variant, variant_config
+from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.scales import Training
+from rankdet.experiments.tables import markdown_table, number
+
+NUM_ROIS = (512, 1024, 1536, 2048, 3072, 4096)
+GROUPS = {"Faster": "ce", "Faster+AP-Loss": "ap"}
+# Small images have few anchors: there, so many times fewer regions.
+DIVISORS = {"smoke": 64, "tiny": 8, "voc320": 1, "paper": 1}
+_COUNTS = ("roi.boxes_per_image", "roi.positives_per_image")
+
+
+@dataclass(frozen=True)
+class RoIComparison(Comparison):
+    """The table, and below it how many regions there were."""
+
+    def plan(self, request: Request) -> list[Row]:
+        return [_row(variant, request) for variant in self.variants]
+
+    def body(self, record: Record) -> list[str]:
+        rows = []
+        for key, result in results_of(record).items():
+            asked = record["rows"][key]["settings"]["config"]["detector"]["rois"]
+            used = [result["training"]["counts"].get(name) for name in _COUNTS]
+            rows.append([key, str(asked), *map(number, used)])
+        heading = ["mean over the training", "asked for", "regions of an image", "positive ones"]
+        return [*super().body(record), markdown_table(heading, rows)]
+
+    def notes_on(self, record: Record) -> list[str]:
+        divisor = DIVISORS[record["request"]["scale"]]
+        fewer = f"At this scale, {divisor} times fewer regions than the rows say."
+        return [*self.notes, fewer] if divisor > 1 else list(self.notes)
+
+
+def _row(variant: Variant, request: Request) -> Row:
+    num_rois = int(variant.row) // DIVISORS[request.scale]
+    changes = {**variant.changes, "detector": {"rois": num_rois, "proposals": None}}
+    config = variant_config(replace(variant, changes=changes), request)
+    return Row(
+        key=variant.key,
+        settings={"config": to_dict(config)},
+        run=partial(outcome, config, request),
+        trainings=(config,),
+    )
+
+
+COMPARISON = RoIComparison(
+    title="Faster R-CNN with 512 to 4,096 regions in its second stage",
+    row_title="regions of an image",
+    variants=tuple(
+        Variant(
+            row=str(num_rois),
+            group=group,
+            changes={"loss": {"name": loss}},
+            training=Training(detector="faster_rcnn"),
+            paper=("two-stage", str(num_rois)),
+        )
+        for group, loss in GROUPS.items()
+        for num_rois in NUM_ROIS
+    ),
+    decimals=2,
+)
+EXPERIMENT = Experiment(
+    "rois",
+    COMPARISON.title,
+    ("two-stage", "fig-two-stage"),
+    COMPARISON.plan,
+    COMPARISON.markdown,
+    COMPARISON.figure,
+)

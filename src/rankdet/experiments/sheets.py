@@ -1,0 +1,172 @@
+"""Pictures of detections: focal loss above, AP-loss below, on the same images; and AP-loss500."""
+
+from __future__ import annotations
+
+import base64
+import io
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rankdet.config import Config, to_dict
+from rankdet.experiments.arms import outcome, trained
+from rankdet.experiments.comparison import Variant, chosen, variant_config
+from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.figures import new_figure, save_figure
+from rankdet.experiments.scales import Training
+from rankdet.experiments.tables import markdown_table, page
+
+SUMMARY = "detections of focal loss and AP-loss on the same images"
+_SIDE = 320  # pixels of a picture in the record
+_FEWEST_OBJECTS = 2  # in an image that is shown
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A row of pictures: of which training, and how many images."""
+
+    variant: Variant
+    num_images: int
+
+
+SHEETS = (
+    Sheet(Variant("Focal Loss", {"loss": {"name": "focal"}}, training=Training(data="coco")), 5),
+    Sheet(Variant("AP-Loss", training=Training(data="coco")), 5),
+    Sheet(
+        Variant(
+            "AP-Loss, ResNet-101",
+            training=Training(data="coco", backbone="resnet101", side=500),
+        ),
+        15,
+    ),
+)
+# At voc320, for those who have no COCO.
+_ON_VOC = {
+    "Focal Loss": Training(),
+    "AP-Loss": Training(),
+}
+
+
+def plan(request: Request) -> list[Row]:
+    """A row for each sheet. At voc320 without --coco: the first two, on VOC."""
+    if request.scale == "voc320" and request.coco is None:
+        sheets = [
+            Sheet(Variant(s.variant.row, s.variant.changes, training=_ON_VOC[s.variant.row]), 5)
+            for s in SHEETS
+            if s.variant.row in _ON_VOC
+        ]
+    else:
+        wanted = {variant.row for variant in chosen([s.variant for s in SHEETS], request)}
+        sheets = [sheet for sheet in SHEETS if sheet.variant.row in wanted]
+    return [_row(sheet, request) for sheet in sheets]
+
+
+def _row(sheet: Sheet, request: Request) -> Row:
+    config = variant_config(sheet.variant, request)
+    return Row(
+        key=sheet.variant.row,
+        settings={"config": to_dict(config), "num_images": sheet.num_images},
+        run=partial(_result, sheet, config, request),
+        trainings=(config,),
+    )
+
+
+def _result(sheet: Sheet, config: Config, request: Request) -> dict[str, Any]:
+    """The pictures as JPEG files in base 64, and the numbers of the training."""
+    result = outcome(config, request)
+    return {
+        "run": result["run"],
+        "metrics": result["metrics"],
+        "pictures": _pictures(
+            trained(config, request), result["thresholds"], sheet.num_images, request
+        ),
+    }
+
+
+def _pictures(
+    run: Path, thresholds: list[float | None], num_images: int, request: Request
+) -> list[dict[str, Any]]:
+    """What prediction would show in some images with objects, evenly spaced over the split."""
+    import numpy as np
+
+    from rankdet import build
+    from rankdet.metrics.thresholds import usual_thresholds
+    from rankdet.robustness.perturbed import ChosenImages
+    from rankdet.workflows.evaluate import detect_dataset
+    from rankdet.workflows.evaluation_data import choose_data, open_data
+    from rankdet.workflows.examples import evenly_spaced
+    from rankdet.workflows.pictures import picture
+    from rankdet.workflows.run import read_checkpoint, read_run, trained_detector
+
+    record = read_run(run)
+    choice = choose_data(record, None, None, lambda config: config)
+    dataset = open_data(choice, record)
+    counts = [int((~dataset.target(index).is_ignored).sum()) for index in range(len(dataset))]
+    images = evenly_spaced(np.flatnonzero(np.array(counts) >= _FEWEST_OBJECTS), num_images)
+    few = ChosenImages(dataset, images.tolist())
+    device = build.device(request.device)
+    found = detect_dataset(
+        trained_detector(record, read_checkpoint(run, "last"), device),
+        few,
+        choice.config,
+        activation=record.activation,
+        device=device,
+    )
+    assert found is not None  # nobody stops it
+    limits = usual_thresholds(thresholds, choice.config.evaluation.score_threshold)
+    shown = []
+    for number, detections in enumerate(found.detections):
+        lowest = detections.scores.new_tensor(
+            [limits[label] for label in detections.labels.tolist()]
+        )
+        kept = detections.select((detections.scores >= lowest).nonzero()[:, 0])
+        pixels = few.image(number).permute(1, 2, 0).contiguous().numpy()
+        drawn = picture(pixels, kept, record.classes)
+        shown.append({"image": few.name(number), "jpeg": _encoded(drawn)})
+    return shown
+
+
+def _encoded(drawn: Any) -> str:
+    """A small JPEG file of the picture, in base 64."""
+    from PIL import ImageOps
+
+    stream = io.BytesIO()
+    ImageOps.contain(drawn, (_SIDE, _SIDE)).save(stream, "JPEG", quality=85)
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def markdown(record: Record) -> str:
+    rows = []
+    for key, result in results_of(record).items():
+        data = record["rows"][key]["settings"]["config"]["data"]
+        name = data["path"].rpartition("/")[2]
+        rows.append([key, name, str(len(result["pictures"])), result["run"]])
+    table = markdown_table(["row of pictures", "data", "images", "run"], rows)
+    picture = f"![{SUMMARY}]({record['item']}.png)"
+    notes = ["Shown from the score on that has the best F1 of its class on the validation images."]
+    return page(record, SUMMARY, [picture, table], notes)
+
+
+def figure(record: Record, path: Path) -> None:
+    """The pictures of each row, five beside each other."""
+    from PIL import Image
+
+    results = results_of(record)
+    lines = [
+        (key, result["pictures"][start : start + 5])
+        for key, result in results.items()
+        for start in range(0, len(result["pictures"]), 5)
+    ]
+    drawn = new_figure(10, 2.2 * max(1, len(lines)))
+    panels = drawn.subplots(max(1, len(lines)), 5, squeeze=False)
+    for axes in panels.flat:
+        axes.axis("off")
+    for row, (key, pictures) in zip(panels, lines, strict=False):
+        for axes, entry in zip(row, pictures, strict=False):
+            axes.imshow(Image.open(io.BytesIO(base64.b64decode(entry["jpeg"]))))
+        row[0].set_title(key, fontsize=8, loc="left")
+    save_figure(drawn, path)
+
+
+EXPERIMENT = Experiment("pictures", SUMMARY, ("fig-result", "fig-result2"), plan, markdown, figure)

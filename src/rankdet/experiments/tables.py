@@ -1,0 +1,136 @@
+"""Tables of records as Markdown: our numbers, the paper's beside them, and where ours come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rankdet.experiments.experiment import Record, state_of
+from rankdet.experiments.paper import paper_table
+from rankdet.experiments.scales import scale_note
+
+NOT_AVAILABLE = "n/a"
+NOT_RUN = "not run"
+FAILED = "failed"
+NO_NUMBER = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of ours beside the paper's. text: in place of ours, such as "failed"."""
+
+    ours: float | None = None
+    paper: float | None = None
+    text: str = ""
+    is_best_of_paper: bool = False
+
+
+def comparison_table(
+    row_title: str,
+    row_names: Sequence[str],
+    column_names: Sequence[str],
+    cells: Mapping[tuple[str, str], Cell],
+    decimals: int = 1,
+) -> str:
+    """A table with two columns, ours and the paper's, for each column name.
+
+    The best (highest) of our numbers in a column is bold, and of the paper's the one that is bold
+    there. Columns of which the paper has no number have no second one.
+
+    >>> cells = {("a", "AP"): Cell(1.25, 50.0), ("b", "AP"): Cell(2.0)}
+    >>> print(comparison_table("loss", ["a", "b"], ["AP"], cells))
+    | loss | AP | paper |
+    | --- | ---: | ---: |
+    | a | 1.2 | 50.0 |
+    | b | **2.0** | – |
+    """
+    in_paper = {
+        column
+        for column in column_names
+        for row in row_names
+        if cells.get((row, column), Cell()).paper is not None
+    }
+    heading = [row_title]
+    for column in column_names:
+        heading += [column, "paper"] if column in in_paper else [column]
+    rows = []
+    for row in row_names:
+        texts = [row]
+        for column in column_names:
+            cell = cells.get((row, column), Cell(text=NO_NUMBER))
+            texts.append(_ours(cell, _best(cells, row_names, column), decimals))
+            if column in in_paper:
+                texts.append(_paper(cell, decimals))
+        rows.append(texts)
+    return markdown_table(heading, rows)
+
+
+def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The first column to the left, the others to the right."""
+    rules = ["---", *["---:"] * (len(heading) - 1)]
+    return "\n".join(f"| {' | '.join(texts)} |" for texts in (heading, rules, *rows))
+
+
+def page(record: Record, title: str, body: Sequence[str], notes: Sequence[str] = ()) -> str:
+    """A whole Markdown page: title, parts of the body, notes, and where the numbers come from."""
+    remarks = [scale_note(record["request"]["scale"]), *notes]
+    if state := state_of(record):
+        remarks.append(f"**{state}**")
+    parts = [f"# {record['item']}: {title}", *body, "\n".join(f"- {text}" for text in remarks)]
+    return "\n\n".join([*parts, origin(record)])
+
+
+def origin(record: Record) -> str:
+    """One line: the paper's tables, and commits, machines and times of the rows."""
+    rows = list(record["rows"].values())
+    entries = [row["provenance"] for row in rows if "provenance" in row]
+    commits = sorted({str(entry["commit"]) for entry in entries})
+    machines = sorted({str(entry["machine"]) for entry in entries})
+    seconds = sum(row.get("seconds", 0.0) for row in rows)
+    request = record["request"]
+    labels = ", ".join(f"`{label}`" for label in record["labels"]) or "none"
+    return (
+        f"In the paper: {labels}. Scale {request['scale']}, seed {request['seed']}, "
+        f"commit {', '.join(commits) or 'unknown'}, {'; '.join(machines) or 'no machine'}, "
+        f"{seconds:,.0f} s for {len(rows)} of {len(record['plan'])} rows."
+    )
+
+
+def caption(label: str) -> str:
+    """What the paper says above its table, and its footnotes."""
+    table = paper_table(label)
+    return " ".join([f"Paper: {table['caption']}", *table["notes"]])
+
+
+def number(value: float | None, decimals: int = 1) -> str:
+    """
+    >>> number(30.25), number(None)
+    ('30.2', 'n/a')
+    """
+    return NOT_AVAILABLE if value is None else f"{value:.{decimals}f}"
+
+
+def _best(
+    cells: Mapping[tuple[str, str], Cell], row_names: Sequence[str], column: str
+) -> float | None:
+    """The highest of our numbers in a column, if there are several and they differ."""
+    values = [
+        cell.ours
+        for row in row_names
+        if (cell := cells.get((row, column))) is not None and cell.ours is not None
+    ]
+    return max(values) if len(set(values)) > 1 else None
+
+
+def _ours(cell: Cell, best: float | None, decimals: int) -> str:
+    if cell.ours is None:
+        return cell.text or NOT_AVAILABLE
+    text = number(cell.ours, decimals)
+    return f"**{text}**" if cell.ours == best else text
+
+
+def _paper(cell: Cell, decimals: int) -> str:
+    if cell.paper is None:
+        return NO_NUMBER
+    text = number(cell.paper, decimals)
+    return f"**{text}**" if cell.is_best_of_paper else text

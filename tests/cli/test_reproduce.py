@@ -1,0 +1,154 @@
+"""`rankdet reproduce`: options handed on, several experiments, tables from records, mistakes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from rankdet import cli
+from rankdet.errors import RankdetError, TrainingError
+from rankdet.experiments import experiment as experiments
+from rankdet.experiments.experiment import Experiment, Request, Stopped
+from rankdet.experiments.items import EXPERIMENTS
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(
+        cli.app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+    )
+
+
+class Calls:
+    """Stands for the work: keeps what was asked for, writes a table, fails on demand."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Request, bool]] = []
+        self.errors: dict[str, BaseException] = {}
+
+    def __call__(self, item: Experiment, request: Request, *, is_forced: bool = False) -> Any:
+        self.requests.append((item.name, request, is_forced))
+        if item.name in self.errors:
+            raise self.errors[item.name]
+        request.out.mkdir(parents=True, exist_ok=True)
+        (request.out / f"{item.name}.md").write_text(f"the table of {item.name}")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    stand_in = Calls()
+    monkeypatch.setattr(experiments, "reproduce", stand_in)
+    return stand_in
+
+
+def test_an_experiment_hands_its_options_on(calls: Calls, tmp_path: Path) -> None:
+    voc, coco, weights = (tmp_path / name for name in ("voc", "coco", "weights"))
+    for folder in (voc, coco, weights):
+        folder.mkdir()
+    (weights / "resnet50.pth").touch()
+    arguments = ["--scale", "voc320", "--voc", str(voc), "--coco", str(coco), "--jobs", "3"]
+    arguments += ["--weights", str(weights), "--out", str(tmp_path / "out"), "--seed", "5"]
+    arguments += ["--device", "cpu", "--set", "training.epochs=2", "--force"]
+    result = invoke("reproduce", "delta", *arguments)
+    assert result.exit_code == 0, result.output
+    request = Request(
+        scale="voc320",
+        out=tmp_path / "out",
+        voc=str(voc),
+        coco=str(coco),
+        weights=str(weights),
+        device="cpu",
+        seed=5,
+        jobs=3,
+        changes=("training.epochs=2",),
+    )
+    assert calls.requests == [("delta", request, True)]
+    assert "the table of delta" in result.output
+
+
+def test_the_usual_scale_is_smoke_and_each_has_a_folder(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert invoke("reproduce", "sigmoid").exit_code == 0
+    assert invoke("reproduce", "sigmoid", "--scale", "tiny").exit_code == 0
+    requests = [request for _, request, _ in calls.requests]
+    assert [(request.scale, request.out) for request in requests] == [
+        ("smoke", Path("runs/reproduce-smoke")),
+        ("tiny", Path("runs/reproduce-tiny")),
+    ]
+
+
+def test_all_runs_every_experiment_and_says_which_failed(calls: Calls, tmp_path: Path) -> None:
+    calls.errors["delta"] = TrainingError("the loss is not finite")
+    result = invoke("reproduce", "all", "--out", str(tmp_path))
+    assert [name for name, _, _ in calls.requests] == [item.name for item in EXPERIMENTS]
+    assert "error: delta: the loss is not finite" in result.output
+    assert isinstance(result.exception, RankdetError)
+    assert f"1 of {len(EXPERIMENTS)} failed: delta." in str(result.exception)
+
+
+@pytest.mark.parametrize(("stop", "status"), [(Stopped(143), 143), (KeyboardInterrupt(), 130)])
+def test_a_signal_says_how_to_go_on(
+    calls: Calls, tmp_path: Path, stop: BaseException, status: int
+) -> None:
+    calls.errors["delta"] = stop
+    result = invoke("reproduce", "delta", "--out", str(tmp_path))
+    assert result.exit_code == status
+    assert "delta is not finished. Go on with it: rankdet" in result.output
+
+
+def test_a_table_is_made_again_from_its_json(tmp_path: Path) -> None:
+    record = {"rankdet_reproduction": 1, "item": "delta", "labels": [], "plan": ["1"], "rows": {}}
+    request = Request("smoke", tmp_path).settings()
+    text = json.dumps({**record, "request": request})
+    (tmp_path / "delta.json").write_text(text)
+    result = invoke("reproduce", "table", str(tmp_path / "delta.json"))
+    assert result.exit_code == 0, result.output
+    assert f"Wrote {tmp_path / 'delta.md'}." in result.output
+    assert "Not run yet: 1." in (tmp_path / "delta.md").read_text()
+    assert (tmp_path / "delta.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["reproduce", "dleta"], "No such command 'dleta'. Did you mean 'delta'?"),
+        (["reproduce", "delta", "--scale", "huge"], "'smoke', 'tiny', 'voc320', 'paper'"),
+        (["reproduce", "delta", "--voc", "no-such-folder"], "no-such-folder"),
+        (["reproduce", "delta", "--jobs", "0"], "Invalid value for '--jobs'"),
+        (["reproduce", "delta", "--device", "cup"], "expected cpu, cuda or cuda:N"),
+        (["reproduce", "table", "no-such-file.json"], "no-such-file.json"),
+    ],
+)
+def test_a_wrong_option_is_told(arguments: list[str], words: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert words in re.sub(r"[│\s]+", " ", result.output)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["delta", "--scale", "paper"], "--scale paper needs --voc FOLDER. Unpack the archives"),
+        (["losses-coco", "--scale", "paper"], "--scale paper needs --coco FOLDER"),
+        (["delta", "--set", "training.epoch=3"], "training.epoch: there is no such setting"),
+    ],
+)
+def test_what_is_missing_is_told_before_anything_starts(
+    calls: Calls, arguments: list[str], words: str
+) -> None:
+    result = invoke("reproduce", *arguments)
+    assert isinstance(result.exception, RankdetError)
+    assert words in str(result.exception)
+    assert calls.requests == []
+
+
+def test_every_experiment_has_its_own_help() -> None:
+    text = invoke("reproduce", "--help").output
+    for item in EXPERIMENTS:
+        assert item.name in text

@@ -1,0 +1,242 @@
+"""The record of an experiment: written after each row, gone on with, and never lost unasked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdet.errors import RankdetError, TrainingError
+from rankdet.experiments.experiment import (
+    Experiment,
+    Record,
+    Request,
+    Row,
+    Stopped,
+    read_record,
+    reproduce,
+    results_of,
+    state_of,
+    write_views,
+)
+from rankdet.experiments.figures import new_figure, save_figure
+from rankdet.provenance import provenance
+
+Work = Callable[[], Mapping[str, Any]]
+
+
+class Study:
+    """An experiment with the rows a and b, which counts how often each was run."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.settings: dict[str, Any] = {"a": {"delta": 1}, "b": {"delta": 2}}
+        self.work: dict[str, Work] = {}
+
+    def plan(self, request: Request) -> list[Row]:
+        return [Row(key, settings, self._work(key)) for key, settings in self.settings.items()]
+
+    def _work(self, key: str) -> Work:
+        def work() -> Mapping[str, Any]:
+            self.calls.append(key)
+            return self.work.get(key, lambda: {"value": len(key)})()
+
+        return work
+
+    @property
+    def experiment(self) -> Experiment:
+        return Experiment("study", "a study", ("sigmoid",), self.plan, _markdown, _figure)
+
+
+def _markdown(record: Record) -> str:
+    return " ".join([f"results: {results_of(record)}", state_of(record)])
+
+
+def _figure(record: Record, path: Path) -> None:
+    save_figure(new_figure(1, 1), path)
+
+
+@pytest.fixture
+def study() -> Study:
+    return Study()
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    return Request("smoke", tmp_path / "out")
+
+
+def test_a_record_says_what_was_asked_for_and_where_each_number_comes_from(
+    study: Study, request_: Request
+) -> None:
+    record = reproduce(study.experiment, request_)
+    assert record == read_record(request_.out / "study.json")
+    assert record["item"] == "study"
+    assert record["labels"] == ["sigmoid"]
+    assert record["request"]["scale"] == "smoke"
+    assert record["request"]["seed"] == 0
+    assert record["plan"] == ["a", "b"]
+    row = record["rows"]["b"]
+    assert row["settings"] == {"delta": 2}
+    assert row["result"] == {"value": 1}
+    assert row["seconds"] >= 0
+    assert row["provenance"].keys() == provenance(seed=0).keys()
+
+
+def test_beside_it_are_a_table_and_a_figure(study: Study, request_: Request) -> None:
+    reproduce(study.experiment, request_)
+    assert "results: {'a': {'value': 1}" in (request_.out / "study.md").read_text()
+    assert (request_.out / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_and_the_figure_can_be_made_again_from_the_json_alone(
+    study: Study, request_: Request
+) -> None:
+    reproduce(study.experiment, request_)
+    before = {file.name: file.read_bytes() for file in request_.out.glob("study.*")}
+    (request_.out / "study.md").unlink()
+    (request_.out / "study.png").unlink()
+    write_views(study.experiment, read_record(request_.out / "study.json"), request_.out)
+    assert {file.name: file.read_bytes() for file in request_.out.glob("study.*")} == before
+
+
+def test_finished_rows_are_not_run_again(study: Study, request_: Request) -> None:
+    reproduce(study.experiment, request_)
+    first = (request_.out / "study.json").read_bytes()
+    reproduce(study.experiment, request_)
+    assert study.calls == ["a", "b"]
+    assert (request_.out / "study.json").read_bytes() == first
+
+
+def test_an_interrupted_experiment_goes_on_where_it_was(study: Study, request_: Request) -> None:
+    def stop() -> Mapping[str, Any]:
+        raise Stopped(130)
+
+    study.work["b"] = stop
+    with pytest.raises(Stopped):
+        reproduce(study.experiment, request_)
+    assert list(read_record(request_.out / "study.json")["rows"]) == ["a"]
+    del study.work["b"]
+    record = reproduce(study.experiment, request_)
+    assert study.calls == ["a", "b", "b"]
+    assert list(record["rows"]) == ["a", "b"]
+
+
+def test_a_row_that_failed_is_said_and_tried_again(study: Study, request_: Request) -> None:
+    def fail() -> Mapping[str, Any]:
+        raise TrainingError("the loss is not finite")
+
+    study.work["a"] = fail
+    with pytest.raises(TrainingError, match=r"1 row of 2 failed.*a: the loss is not finite"):
+        reproduce(study.experiment, request_)
+    record = read_record(request_.out / "study.json")
+    assert record["rows"]["a"]["error"] == "the loss is not finite"
+    assert record["rows"]["b"]["result"] == {"value": 1}  # the others went on
+    assert "Failed: a." in (request_.out / "study.md").read_text()
+    del study.work["a"]
+    assert state_of(reproduce(study.experiment, request_)) == ""
+    assert study.calls == ["a", "b", "a"]
+
+
+def test_what_is_missing_is_said(study: Study, request_: Request) -> None:
+    record = reproduce(study.experiment, request_)
+    del record["rows"]["b"]
+    assert state_of(record) == "Not run yet: b."
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"seed": 1}, "seed = 0, and now it is 1"), ({"changes": ("seed=3",)}, r"changes = \[\]")],
+)
+def test_a_record_of_another_request_is_not_replaced(
+    study: Study, request_: Request, change: dict[str, Any], words: str
+) -> None:
+    reproduce(study.experiment, request_)
+    before = (request_.out / "study.json").read_bytes()
+    with pytest.raises(RankdetError, match=f"study.json: .*{words}.*--out.*--force"):
+        reproduce(study.experiment, replace(request_, **change))
+    assert (request_.out / "study.json").read_bytes() == before
+
+
+def test_a_row_with_other_settings_is_not_replaced_unless_forced(
+    study: Study, request_: Request
+) -> None:
+    reproduce(study.experiment, request_)
+    study.settings["b"] = {"delta": 5}
+    with pytest.raises(RankdetError, match=r"the row b has other settings.*delta was 2, now 5"):
+        reproduce(study.experiment, request_)
+    reproduce(study.experiment, request_, is_forced=True)
+    assert study.calls == ["a", "b", "b"]
+
+
+def test_a_row_that_the_experiment_no_longer_has_is_not_dropped_unless_forced(
+    study: Study, request_: Request
+) -> None:
+    reproduce(study.experiment, request_)
+    del study.settings["a"]
+    with pytest.raises(RankdetError, match="the row a is no row of the experiment now"):
+        reproduce(study.experiment, request_)
+    assert list(reproduce(study.experiment, request_, is_forced=True)["rows"]) == ["b"]
+
+
+@pytest.mark.parametrize("name", ["study.json", "study.md", "study.png"])
+def test_files_of_others_are_not_replaced(study: Study, request_: Request, name: str) -> None:
+    request_.out.mkdir()
+    (request_.out / name).write_text("mine")
+    with pytest.raises(RankdetError, match=f"{name}: the file exists and was not written by"):
+        reproduce(study.experiment, request_)
+    assert study.calls == []
+    reproduce(study.experiment, request_, is_forced=True)
+
+
+def test_a_scale_that_an_experiment_does_not_have_is_refused(
+    study: Study, request_: Request
+) -> None:
+    experiment = replace(study.experiment, scales=("smoke", "tiny"))
+    with pytest.raises(RankdetError, match="no scale 'paper'; it has smoke, tiny"):
+        reproduce(experiment, replace(request_, scale="paper"))
+
+
+def test_two_processes_do_not_work_on_the_same_record(study: Study, request_: Request) -> None:
+    def again() -> Mapping[str, Any]:
+        with pytest.raises(RankdetError, match="another process is writing here"):
+            reproduce(Study().experiment, request_)
+        return {}
+
+    study.work["a"] = again
+    reproduce(study.experiment, request_)
+
+
+def test_numbers_that_are_not_finite_do_not_get_into_the_json(
+    study: Study, request_: Request
+) -> None:
+    study.work["a"] = lambda: {"value": float("nan")}
+    with pytest.raises(ValueError, match="JSON"):
+        reproduce(study.experiment, request_)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("no", "not JSON"),
+        ("[]", "rankdet_reproduction = None"),
+        ('{"rankdet_reproduction": 99}', "rankdet_reproduction = 99: expected 1"),
+        ('{"rankdet_reproduction": 1, "item": "x"}', "request is not as it was written"),
+    ],
+)
+def test_a_file_that_is_no_record_is_told(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(RankdetError, match=words):
+        read_record(file)
+
+
+def test_the_request_in_a_record_does_not_say_where_it_was_run(request_: Request) -> None:
+    """Another folder, device or number of processes gives the same numbers, or nearly."""
+    settings = replace(request_, device="cuda", jobs=4, out=Path("elsewhere")).settings()
+    assert settings == request_.settings()
+    json.dumps(settings)

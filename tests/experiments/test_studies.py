@@ -1,0 +1,196 @@
+"""The studies begin at the scale of the paper on a miniature of VOC, and measure what they say.
+
+That each of them runs at scale smoke is tested with all other experiments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankdet.data.synthetic.dataset import SyntheticDataset
+from rankdet.data.write import write_dataset
+from rankdet.experiments import (
+    convergence,
+    imbalance,
+    memory,
+    score_iou,
+    time_curve,
+    time_losses,
+)
+from rankdet.experiments.comparison import LOSSES
+from rankdet.experiments.experiment import Experiment, Request, reproduce, results_of
+from rankdet.experiments.loss_times import Snapshot, first_images, seconds_of
+from rankdet.losses import ap_loss
+
+STUDIES = (
+    score_iou.EXPERIMENT,
+    convergence.EXPERIMENT,
+    imbalance.EXPERIMENT,
+    memory.EXPERIMENT,
+    time_curve.EXPERIMENT,
+    time_losses.EXPERIMENT,
+)
+# The paper's settings with a network and images that two steps on a CPU can bear.
+MINIATURE = (
+    "detector.backbone=small",
+    "detector.weights=none",
+    "detector.norm=group",
+    "data.size=64",
+    "data.workers=0",
+    "training.max_steps=2",
+    "training.batch_size=4",
+    "training.warmup_steps=0",
+    "evaluation.every=0",
+    "evaluation.fixed_size=64",
+    "evaluation.pictures=false",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Networks as small as these are slower with several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def devkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """VOCdevkit with 8 + 8 images to train on and 2 to test on."""
+    folder = tmp_path_factory.mktemp("data") / "VOCdevkit"
+    for number, (year, lengths) in enumerate(
+        {"VOC2007": {"trainval": 8, "test": 2}, "VOC2012": {"trainval": 8}}.items()
+    ):
+        splits: dict[str, Any] = {
+            split: SyntheticDataset(
+                "train" if split == "trainval" else "val", length, seed=number, size=64
+            )
+            for split, length in lengths.items()
+        }
+        write_dataset(splits, folder / year, "voc")
+    return folder
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=[study.name for study in STUDIES])
+def test_every_study_begins_at_scale_paper(study: Experiment, devkit: Path, tmp_path: Path) -> None:
+    """Two steps of the first and of the last row."""
+    request = Request("paper", tmp_path, voc=str(devkit), device="cpu", changes=MINIATURE)
+    rows = study.plan(request)
+    ends = rows if len(rows) == 1 else [rows[0], rows[-1]]
+    record = reproduce(replace(study, plan=lambda _: ends), request)
+    assert len(results_of(record)) == len(ends)
+
+
+@pytest.mark.parametrize("study", [convergence.EXPERIMENT, imbalance.EXPERIMENT])
+def test_studies_of_optimisation_begin_at_scale_voc320(
+    study: Experiment, voc_folder: Path, tmp_path: Path
+) -> None:
+    request = Request("voc320", tmp_path, voc=str(voc_folder), device="cpu", changes=MINIATURE)
+    rows = study.plan(request)
+    record = reproduce(replace(study, plan=lambda _: [rows[0], rows[-1]]), request)
+    assert len(results_of(record)) == 2
+
+
+def test_the_paper_s_rows_are_all_there(devkit: Path, tmp_path: Path) -> None:
+    request = Request("paper", tmp_path, voc=str(devkit))
+    plans = {study.name: [row.key for row in study.plan(request)] for study in STUDIES}
+    assert plans["score-iou"] == plans["time-losses"] == list(LOSSES)
+    assert plans["memory"] == ["1", "2", "4", "8", "16"]
+    numbers = ("500", "1000", "2000", "4000", "8000", "16000", "all")
+    assert plans["imbalance"][::3] == [f"error-driven, {number}" for number in numbers]
+    assert len(plans["imbalance"]) == 21
+    (row,) = time_curve.plan(request)
+    assert row.settings["config"]["training"]["batch_size"] == 8
+    settings = convergence.plan(request)[0].settings["config"]
+    assert settings["data"]["train_split"] == "2007_trainval"
+    assert settings["loss"]["box_weight"] == 0
+    assert settings["training"]["log_every"] == 1
+
+
+# What the studies of time measure.
+
+
+def test_times_of_a_study_are_those_of_its_steps(tmp_path: Path) -> None:
+    study = time_curve.EXPERIMENT
+    record = reproduce(study, Request("smoke", tmp_path, device="cpu"))
+    points = results_of(record)[time_curve.KEY]["points"]
+    assert [point["step"] for point in points] == [1, 2, 3]
+    for point in points:
+        assert 0 < point["loss_seconds"] < 60
+        expected = point["iteration_seconds"] - point["loss_seconds"] + point["loop_seconds"]
+        assert point["iteration_with_loop_seconds"] == pytest.approx(expected)
+        assert point["positives"] > 0
+        assert 0 < point["nontrivial_negatives"] <= 8 * 168 * 6
+
+
+def test_snapshots_are_cut_into_batches_of_any_size() -> None:
+    logits = torch.arange(10.0).view(5, 2, 1)
+    labels = torch.arange(10).view(5, 2)
+    snapshots = [Snapshot(logits[:3], labels[:3]), Snapshot(logits[3:], labels[3:])]
+    batches = first_images(snapshots, 2)
+    assert [batch.labels.flatten().tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert all(torch.equal(batch.logits[..., 0].long(), batch.labels) for batch in batches)
+
+
+def test_a_time_is_the_median_of_rounds_after_the_first() -> None:
+    calls = []
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        calls.append(logits.grad)
+        return ap_loss(logits, labels)
+
+    snapshot = Snapshot(torch.randn(1, 50, 2), torch.randint(-1, 2, (1, 50)))
+    assert seconds_of(loss, snapshot, rounds=3) > 0
+    assert calls == [None] * 4  # fresh gradients every time
+    assert snapshot.logits.grad is None
+
+
+def time_record(item: str, plan: list[str], results: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "item": item,
+        "labels": [],
+        "request": {"scale": "smoke", "seed": 0},
+        "plan": plan,
+        "rows": {key: {"result": result} for key, result in results.items()},
+    }
+
+
+def test_the_table_of_times_over_a_training(tmp_path: Path) -> None:
+    point = {
+        "step": 1000,
+        "loss_seconds": 0.002,
+        "loop_seconds": 0.3,
+        "iteration_seconds": 0.1,
+        "iteration_with_loop_seconds": 0.398,
+        "positives": 600,
+        "nontrivial_negatives": 123_456,
+    }
+    record = time_record("time-curve", [time_curve.KEY], {time_curve.KEY: {"points": [point]}})
+    expected = "| 1,000 | 2.00 | 300.00 | 150.0 | 100.0 | 398.0 | 600 | 123,456 |"
+    assert expected in time_curve.markdown(record)
+    empty = time_record("time-curve", [time_curve.KEY], {})
+    assert "not run" in time_curve.markdown(empty)
+    time_curve.figure(record, tmp_path / "full.png")
+    time_curve.figure(empty, tmp_path / "empty.png")
+
+
+def test_the_table_of_times_by_loss(tmp_path: Path) -> None:
+    result = {
+        "milliseconds": {"1": 3.0, "2": 5.0},
+        "focal_milliseconds": {"1": 2.0, "2": 2.0},
+        "loop_milliseconds": {"1": 20.0, "2": 50.0},
+    }
+    record = time_record("time-losses", list(LOSSES), {"AP-Loss": result})
+    text = time_losses.markdown(record)
+    assert "| AP-Loss | 3.00 (1.5) | 5.00 (2.5) |" in text
+    assert "| AP-Loss, the paper's loop | 20.00 (10.0) | 50.00 (25.0) |" in text
+    assert "| Focal Loss | not run | not run |" in text
+    time_losses.figure(record, tmp_path / "some.png")
+    time_losses.figure(time_record("time-losses", [], {}), tmp_path / "empty.png")

@@ -1,0 +1,202 @@
+"""Tables and figures of records that were made by hand: the right number in the right cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdet.experiments.experiment import Experiment
+from rankdet.experiments.items import experiment
+from rankdet.experiments.tables import Cell, comparison_table, markdown_table, origin
+
+COMMIT, MACHINE = "0123456789ab", "a machine"
+
+
+def record_of(
+    item: Experiment,
+    results: dict[str, Any],
+    *,
+    plan: list[str] | None = None,
+    errors: tuple[str, ...] = (),
+    scale: str = "voc320",
+) -> dict[str, Any]:
+    """A record with these results; what is in the plan and has none was not run yet."""
+    provenance = {"commit": COMMIT, "machine": MACHINE}
+    config = {
+        "data": {"path": "VOC2012"},
+        "detector": {"backbone": "resnet101", "rois": 512},
+        "loss": {"name": "ap"},
+    }
+    common = {"settings": {"config": config}, "seconds": 10.0, "provenance": provenance}
+    rows: dict[str, Any] = {key: {"result": value, **common} for key, value in results.items()}
+    rows |= {key: {"error": "not finite", **common} for key in errors}
+    return {
+        "rankdet_reproduction": 1,
+        "item": item.name,
+        "labels": list(item.labels),
+        "request": {"scale": scale, "seed": 4},
+        "plan": plan if plan is not None else list(rows),
+        "rows": rows,
+    }
+
+
+def training(ap: float, ap50: float, ap75: float, **others: Any) -> dict[str, Any]:
+    return {
+        "run": "a-run",
+        "metrics": {"AP": ap, "AP50": ap50, "AP75": ap75},
+        "classes": {"cat": 70.25, "dog": None},
+        "curve": [
+            {"step": 5, "epoch": 1, "AP": ap / 2, "AP50": ap50 / 2},
+            {"step": 10, "epoch": 2, "AP": ap, "AP50": ap50},
+        ],
+        "inference": {"network_images_per_second": 40.0, "images_per_second": 20.0},
+        "training": {"counts": {"roi.boxes_per_image": 511.5, "roi.positives_per_image": 30.25}},
+        **others,
+    }
+
+
+def lines_of(item: Experiment, record: dict[str, Any], tmp_path: Path) -> list[str]:
+    """The lines of the page; its figure can be drawn, too."""
+    item.figure(record, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    return item.markdown(record).splitlines()
+
+
+def test_a_table_has_the_paper_s_numbers_beside_ours(tmp_path: Path) -> None:
+    item = experiment("delta")
+    results = {"0.25": training(1.25, 20.0, 3.0), "1": training(2.0, 19.0, 3.0)}
+    record = record_of(item, results, plan=["0.25", "0.5", "1", "2", "4"], errors=("4",))
+    lines = lines_of(item, record, tmp_path)
+    assert "| delta | AP | paper | AP50 | paper | AP75 | paper |" in lines
+    assert "| 0.25 | 1.2 | 50.2 | **20.0** | 80.7 | 3.0 | 53.6 |" in lines
+    assert "| 0.5 | not run | 51.3 | not run | 81.6 | not run | 55.4 |" in lines
+    assert "| 1 | **2.0** | **53.1** | 19.0 | 82.3 | 3.0 | **58.1** |" in lines
+    assert "| 2 | not run | 52.8 | not run | **82.6** | not run | 57.2 |" in lines
+    assert "| 4 | failed | 50.5 | failed | 80.2 | failed | 54.7 |" in lines
+    assert "- **Not run yet: 0.5, 2. Failed: 4.**" in lines
+
+
+def test_a_page_says_where_its_numbers_come_from(tmp_path: Path) -> None:
+    item = experiment("delta")
+    lines = lines_of(item, record_of(item, {"1": training(1, 2, 3)}), tmp_path)
+    assert lines[0].startswith("# delta: ")
+    assert any(line.startswith("- Scale voc320: ") for line in lines)
+    assert lines[-1] == (
+        "In the paper: `voc-smoothing`. Scale voc320, seed 4, commit 0123456789ab, a machine, "
+        "10 s for 1 of 1 rows."
+    )
+
+
+def test_columns_of_groups_are_those_of_the_paper(tmp_path: Path) -> None:
+    item = experiment("batch-size")
+    record = record_of(item, {"Focal-Loss: 2": training(10, 20, 30)}, plan=["Focal-Loss: 2"])
+    lines = lines_of(item, record, tmp_path)
+    row = "| 2 | 10.0 | 51.1 | 20.0 | 80.5 | 30.0 | 55.0 | – | 53.0 | – | 81.7 | – | 57.8 |"
+    assert row in lines
+
+
+def test_a_test_set_on_a_server_has_no_number(tmp_path: Path) -> None:
+    item = experiment("ghm-dr")
+    row = "RetinaNet500+GHM-C"
+    results = {
+        f"VOC2007: {row}": training(10, 20, 30),
+        f"VOC2012: {row}": {**training(1, 2, 3), "metrics": None, "submission": "files"},
+    }
+    lines = lines_of(item, record_of(item, results, scale="paper"), tmp_path)
+    assert any(
+        line.startswith(f"| {row} | 10.0 | 54.6 | 20.0 | 81.7 | 30.0 | 60.1 | server | 80.9 |")
+        for line in lines
+    )
+    assert any("VOC2012 test has no public annotations" in line for line in lines)
+
+
+def test_a_benchmark_has_other_methods_and_our_classes(tmp_path: Path) -> None:
+    item = experiment("benchmark-voc07")
+    lines = lines_of(item, record_of(item, {"AP-loss500": training(40, 70.5, 45)}), tmp_path)
+    assert any(line.startswith("| RefineDet512 | VGG-16 | paper | 81.8 | 88.7 |") for line in lines)
+    ours = next(line for line in lines if line.startswith("| **AP-loss500** |"))
+    cells = [cell.strip() for cell in ours.strip("|").split("|")]
+    heading = next(line for line in lines if line.startswith("| method |"))
+    names = [cell.strip() for cell in heading.strip("|").split("|")]
+    values = dict(zip(names, cells, strict=True))
+    assert (values["by"], values["backbone"], values["AP50"]) == ("ours", "resnet101", "70.5")
+    assert (values["cat"], values["dog"], values["tv"]) == ("70.2", "n/a", "–")
+    # 40 images in a second are 25 ms for each; the paper has 11 on its machine.
+    assert "| AP-loss500 | 40.0 | 25.0 | 20.0 |" in lines
+    assert "| paper, one NVidia TitanX GPU | 11 | 91 | – |" in lines
+
+
+def test_the_fine_tuned_detector_stands_below_the_paper_s(tmp_path: Path) -> None:
+    item = experiment("coco-to-voc")
+    keys = [f"{group}: {data}" for group in ("Single-Scale", "Multi-Scale") for data in ("VOC07",)]
+    results = {key: training(50, 80 + number, 60) for number, key in enumerate(keys)}
+    plan = [*keys, "Single-Scale: VOC12", "Multi-Scale: VOC12"]
+    lines = lines_of(item, record_of(item, results, plan=plan), tmp_path)
+    place = lines.index("| Single-Scale: Ours | ResNet-101 | paper | 86.2 | 87.2 |")
+    assert lines[place + 1] == "| **Single-Scale: AP-loss** | resnet101 | ours | 80.0 | not run |"
+    assert "| **Multi-Scale: AP-loss** | resnet101 | ours | 81.0 | not run |" in lines
+
+
+def test_curves_are_tables_over_epochs(tmp_path: Path) -> None:
+    item = experiment("curves-retinanet")
+    key = "RetinaNet + PASCAL VOC: AP-Loss"
+    lines = lines_of(item, record_of(item, {key: training(30, 50, 40)}), tmp_path)
+    assert "| epoch | CE-Loss + OHEM | Focal Loss | AUC-Loss | AP-Loss |" in lines
+    assert "| 1 | n/a | n/a | n/a | 25.0 |" in lines
+    assert "| 2 | n/a | n/a | n/a | 50.0 |" in lines
+
+
+def test_the_regions_that_were_used_are_told(tmp_path: Path) -> None:
+    item = experiment("rois")
+    results = {"Faster: 512": training(50.125, 80, 55)}
+    lines = lines_of(item, record_of(item, results, scale="tiny"), tmp_path)
+    assert any(line.startswith("| 512 | 50.12 | **54.09** |") for line in lines)
+    assert "| Faster: 512 | 512 | 511.5 | 30.2 |" in lines
+    assert "- At this scale, 8 times fewer regions than the rows say." in lines
+
+
+def test_the_table_of_robustness_has_the_paper_s_columns(tmp_path: Path) -> None:
+    item = experiment("robustness")
+    names = ("original", "black", "random", "flip", "adversarial", "noise")
+    result = {
+        "perturbations": [
+            {"name": name, "metrics": {"AP50": 60.0 + number}} for number, name in enumerate(names)
+        ],
+        "deepfool": {"norm_255": 12.5, "success_rate": 90.0, "num_attacked": 20},
+    }
+    lines = lines_of(item, record_of(item, {"AP-Loss": result}), tmp_path)
+    assert any(
+        line.startswith("| AP-Loss | 60.0 | **82.3** | 61.0 | **65.2** | 62.0 | **65.2** |")
+        and line.endswith("| 12.5 | **16.4** |")
+        for line in lines
+    )
+    assert any("AP-Loss 90.0 % of 20" in line for line in lines)
+
+
+def test_an_empty_record_is_a_table_of_what_is_missing(tmp_path: Path) -> None:
+    for name in ("delta", "benchmark-coco", "coco-to-voc", "curves-ssd", "rois", "robustness"):
+        item = experiment(name)
+        lines = lines_of(item, record_of(item, {}, plan=["a row"]), tmp_path)
+        assert "- **Not run yet: a row.**" in lines
+
+
+def test_nothing_is_bold_where_all_are_equal_or_there_is_one() -> None:
+    cells = {("a", "x"): Cell(1.0), ("b", "x"): Cell(1.0), ("a", "y"): Cell(2.0)}
+    assert "**" not in comparison_table("row", ["a", "b"], ["x", "y"], cells)
+
+
+def test_the_paper_s_column_is_left_out_where_it_has_no_number() -> None:
+    text = comparison_table("row", ["a"], ["x", "y"], {("a", "x"): Cell(1, 2), ("a", "y"): Cell(3)})
+    assert text.splitlines()[0] == "| row | x | paper | y |"
+
+
+def test_a_markdown_table_has_a_rule_below_its_heading() -> None:
+    assert markdown_table(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | ---: |\n| 1 | 2 |"
+
+
+@pytest.mark.parametrize("rows", [{}, {"a": {"error": "x", "seconds": 1.0}}])
+def test_the_origin_of_a_record_without_numbers_can_be_told(rows: dict[str, Any]) -> None:
+    record = {"rows": rows, "request": {"scale": "tiny", "seed": 0}, "labels": [], "plan": ["a"]}
+    assert "In the paper: none. Scale tiny" in origin(record)
