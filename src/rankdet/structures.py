@@ -22,7 +22,9 @@ class Target:
     is (0, 0, W, H). labels (G,) int64 in 0..K-1. is_ignored (G,) bool: difficult (VOC) and crowd
     (COCO) objects, neither objects nor background. areas (G,) float32: COCO's area of the mask
     where it is given, otherwise of the box. image_id: the data set's own number of the image.
-    size: (height, width) of the image that the boxes belong to.
+    size: (height, width) of the image that the boxes belong to. draw: what random choices among the
+    boxes of this image depend on (`rankdet.detectors.draws`); the loaders of batches give a sample
+    another one in every epoch (`SampleKey.draw`).
     """
 
     boxes: Tensor
@@ -31,6 +33,7 @@ class Target:
     areas: Tensor
     image_id: int
     size: tuple[int, int]
+    draw: int = 0
 
     def __len__(self) -> int:
         return len(self.labels)

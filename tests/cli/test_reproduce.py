@@ -114,6 +114,18 @@ def test_a_table_is_made_again_from_its_json(tmp_path: Path) -> None:
     assert (tmp_path / "delta.png").is_file()
 
 
+def test_a_table_does_not_replace_files_of_others(tmp_path: Path) -> None:
+    record = {"rankdet_reproduction": 1, "item": "delta", "labels": [], "plan": ["1"], "rows": {}}
+    text = json.dumps({**record, "request": Request("smoke", tmp_path).settings()})
+    (tmp_path / "delta.json").write_text(text)
+    (tmp_path / "delta.md").write_text("mine")
+    arguments = ("reproduce", "table", str(tmp_path / "delta.json"))
+    result = invoke(*arguments)
+    assert "delta.md: the file exists and was not written by" in str(result.exception)
+    assert (tmp_path / "delta.md").read_text() == "mine"
+    assert invoke(*arguments, "--force").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -146,6 +158,22 @@ def test_what_is_missing_is_told_before_anything_starts(
     assert isinstance(result.exception, RankdetError)
     assert words in str(result.exception)
     assert calls.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("delta", "Ctrl-C saves the training that runs, and the same command goes on with it."),
+        ("robustness", "what a row does after its training begins again."),
+        ("imbalance", "finished rows are kept, and the row that ran begins again."),
+        ("memory", "finished rows are kept, and the row that ran begins again."),
+        ("time-curve", "finished rows are kept, and the row that ran begins again."),
+        ("all", "not used by imbalance, memory, time-curve."),
+    ],
+)
+def test_the_help_says_what_is_saved_and_what_jobs_are_for(name: str, words: str) -> None:
+    text = invoke("reproduce", name, "--help").output
+    assert words in re.sub(r"[│\s]+", " ", text)
 
 
 def test_every_experiment_has_its_own_help() -> None:

@@ -197,6 +197,11 @@ def test_the_sizes_of_the_evaluation_move_along(workflow: Workflow) -> None:
     assert (config.evaluation.shorter, config.evaluation.longest) == (400, 500)
 
 
+def test_images_that_are_too_small_for_the_network_are_told() -> None:
+    text = refusal("synthetic", "--recipe", "ssd300", "--size", "128")
+    assert "data.size = 128: expected at least 268 pixels for SSD with VGG-16" in text
+
+
 @pytest.mark.parametrize(("size", "shorter", "longest"), [("32", 38, 62), ("8192", 8192, 8192)])
 def test_the_sizes_of_the_evaluation_stay_in_their_range(
     workflow: Workflow, size: str, shorter: int, longest: int

@@ -21,7 +21,7 @@ from rankdet.config import (
     TrainingConfig,
 )
 from rankdet.config.rules import kind_of
-from rankdet.config.sections import SECTIONS
+from rankdet.config.sections import BOTTLENECK_BACKBONES, SECTIONS, SHORTEST_SIDE_OF_VGG
 from rankdet.errors import ConfigError
 
 FIELDS = [
@@ -88,7 +88,7 @@ def test_true_is_no_number_and_no_text(section: type, name: str) -> None:
         (DataConfig, "workers", 0, -1),
         (DetectorConfig, "norm_epsilon", 0, -1e-12),
         (DetectorConfig, "frozen_stages", 0, -1),
-        (DetectorConfig, "anchor_scale", 1e-3, 0),
+        (DetectorConfig, "anchor_scale", 0.125, 0),
         (DetectorConfig, "anchor_octaves", 1, 0),
         (DetectorConfig, "anchor_ratios", (0.1,), (0,)),
         (DetectorConfig, "box_weights", (1, 1, 1, 0.1), (1, 1, 1, 0)),
@@ -272,6 +272,82 @@ def test_a_detector_has_one_of_its_own_backbones() -> None:
         assert "SSD is built on VGG-16" in refusal(DetectorConfig, name=name, backbone="vgg16")
 
 
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"data": {"size": 267}}, "data.size = 267: expected at least 268 pixels for SSD with VGG"),
+        ({"evaluation": {"fixed_size": 267}}, "evaluation.fixed_size = 267: expected at least 268"),
+        ({"evaluation": {"scales": (200, 300)}}, "evaluation.scales = 200: expected at least 268"),
+        ({"evaluation": {"shorter": 267}}, "evaluation.shorter = 267: expected at least 268"),
+        ({"data": {"size": 268}, "evaluation": {"fixed_size": 268}}, ""),
+        ({"evaluation": {"shorter": 200, "fixed_size": 300}}, ""),
+        ({"evaluation": {"shorter": 200, "scales": (300, 400)}}, ""),
+        ({"data": {"augmentation": "jitter", "size": 64}}, ""),  # which has no fixed size
+    ],
+)
+@pytest.mark.parametrize("backbone", ["vgg16", "small"])
+def test_ssd_with_vgg_needs_images_of_268_pixels(
+    backbone: str, settings: dict[str, Any], text: str
+) -> None:
+    sections = {name: SECTIONS[name](**values) for name, values in settings.items()}
+    sections["detector"] = DetectorConfig("ssd", backbone=backbone)
+    if text and backbone == "vgg16":
+        found = refusal(Config, **sections)
+        assert found.startswith(text)
+        assert found.endswith("Give more, or take detector.backbone=small.")
+    else:
+        assert Config(**sections).detector.name == "ssd"
+
+
+@pytest.mark.parametrize(
+    ("name", "backbone", "least"),
+    [
+        ("retinanet", "resnet50", 0.125),
+        ("faster_rcnn", "resnet50", 0.25),
+        ("faster_rcnn", "small", 0.125),
+    ],
+)
+def test_the_smallest_anchors_have_a_pixel_at_the_finest_stride(
+    name: str, backbone: str, least: float
+) -> None:
+    assert DetectorConfig(name, backbone=backbone, anchor_scale=least).anchor_scale == least
+    text = refusal(DetectorConfig, name=name, backbone=backbone, anchor_scale=0.99 * least)
+    assert "expected anchors of at least a pixel, and the finest stride is" in text
+    assert f"Give at least {least:g}." in text
+    assert DetectorConfig("ssd", backbone="small", anchor_scale=0.01).anchor_scale == 0.01
+
+
+@pytest.mark.parametrize("name", ["retinanet", "faster_rcnn"])
+@pytest.mark.parametrize("scale", [0.2, 0.25, 0.3, 0.5, 0.6, 0.75, 1.0, 2.0])
+@pytest.mark.parametrize("ratio", [1.0, 2.0, 0.25, 100.0])
+def test_the_anchors_that_are_refused_are_those_of_0_pixels(
+    name: str, scale: float, ratio: float
+) -> None:
+    from rankdet.detectors.anchors import PyramidAnchors
+
+    strides = (4, 8) if name == "faster_rcnn" else (8, 16)
+    settings = {"anchor_scale": scale, "anchor_ratios": (ratio,), "anchor_grid": "torchvision"}
+    is_refused = raises(ConfigError, DetectorConfig, name, **settings)
+    assert is_refused is raises(
+        ValueError, PyramidAnchors, strides, scale, 1, (ratio,), "torchvision"
+    )
+
+
+def raises(kind: type[Exception], make: Any, *values: Any, **settings: Any) -> bool:
+    try:
+        make(*values, **settings)
+    except kind:
+        return True
+    return False
+
+
+def test_only_bottlenecks_have_a_stride_to_move() -> None:
+    assert DetectorConfig(stride_on="1x1").stride_on == "1x1"
+    for backbone in ("resnet18", "mobilenet_v2", "small"):
+        text = refusal(DetectorConfig, backbone=backbone, stride_on="1x1")
+        assert text.startswith("detector.stride_on = '1x1': expected 3x3 for detector.backbone=")
+
+
 def test_micro_batches_have_the_same_size() -> None:
     assert TrainingConfig(batch_size=6, accumulate=3).accumulate == 3
     text = refusal(TrainingConfig, batch_size=16, accumulate=3)
@@ -320,8 +396,11 @@ def test_a_variant_is_checked_too() -> None:
 def test_the_names_are_those_that_are_built() -> None:
     from rankdet.build import LOSSES
     from rankdet.data.reading.formats import FORMATS
-    from rankdet.detectors.backbones import BACKBONES
+    from rankdet.detectors.backbones import _BOTTLENECK_NETWORKS, BACKBONES
+    from rankdet.detectors.ssd import VGGBackbone
 
+    assert VGGBackbone.shortest_side == SHORTEST_SIDE_OF_VGG
+    assert BOTTLENECK_BACKBONES == _BOTTLENECK_NETWORKS
     assert set(BACKBONE_NAMES) == {*BACKBONES, "vgg16"}
     assert set(LOSS_NAMES) == set(LOSSES)
     assert set(FORMAT_NAMES) == set(FORMATS)

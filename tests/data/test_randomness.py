@@ -62,3 +62,14 @@ def test_keys_out_of_range_are_refused(key):
     # (5 + 2**32, 2, 0) and (5, 1, 2) would give the same numbers.
     with pytest.raises(ValueError, match="expected integers from 0"):
         SampleKey(*key)
+
+
+def test_the_draw_of_a_key_is_this_for_ever_and_another_for_every_other_key():
+    assert SampleKey(1, 2, 3).draw == 4159356255  # CRC-32 of "1 2 3"
+    near = [SampleKey(*key) for key in itertools.product(range(20), repeat=3)]
+    assert len({key.draw for key in near}) == 20**3
+
+
+@given(keys)
+def test_a_draw_has_32_bits(key):
+    assert 0 <= key.draw < 2**32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -188,3 +189,27 @@ def test_no_gradient_flows_through_the_boxes() -> None:
     proposals, targets = random_problem(2)
     boxes = proposals.boxes.requires_grad_()
     assert not choose_rois(Proposals(boxes, proposals.is_padding), targets, 20).boxes.requires_grad
+
+
+def test_the_choice_is_another_in_every_epoch() -> None:
+    proposals, targets = random_problem(9)
+    first, again, second = (
+        choose_rois(proposals, [replace(target, draw=draw) for target in targets], 20)
+        for draw in (1, 1, 2)
+    )
+    for image in range(len(targets)):
+        assert rows(first, image) == rows(again, image)
+        assert sorted(rows(first, image)) != sorted(rows(second, image))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(4))
+def test_a_gpu_chooses_the_same(seed: int) -> None:
+    proposals, targets = random_problem(seed)
+    there = Proposals(proposals.boxes.cuda(), proposals.is_padding.cuda())
+    for num_rois in (7, 30, 200):
+        expected = choose_rois(proposals, targets, num_rois)
+        found = choose_rois(there, [target.to("cuda") for target in targets], num_rois)
+        assert found.boxes.is_cuda
+        assert torch.equal(found.boxes.cpu(), expected.boxes)
+        assert torch.equal(found.is_padding.cpu(), expected.is_padding)

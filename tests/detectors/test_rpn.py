@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torchvision.models.detection.rpn import RegionProposalNetwork as PeerNetwor
 from torchvision.ops import box_iou
 
 from rankdet.boxes import encode_boxes
+from rankdet.data.randomness import SampleKey
 from rankdet.detectors.assign import IoUAssigner
 from rankdet.detectors.rpn import (
     BOX_WEIGHTS,
@@ -238,6 +240,20 @@ def test_an_image_is_sampled_alike_in_any_batch() -> None:
     assert not torch.equal(SampledAnchors()(stage_of([other]), [other]).labels[0], together[0])
 
 
+def test_an_image_is_sampled_anew_in_every_epoch() -> None:
+    samples = [
+        SampledAnchors()(stage_of(targets), targets).labels
+        for epoch in (0, 1, 1)
+        for targets in [
+            [replace(t, draw=SampleKey(5, epoch, t.image_id).draw) for t in TARGETS],
+        ]
+    ]
+    assert torch.equal(samples[1], samples[2])
+    for one, other in zip(samples[0], samples[1], strict=True):
+        is_common = (one == BACKGROUND) & (other == BACKGROUND)
+        assert 64 < is_common.sum() < 192  # of 256 among 512, half of them by chance
+
+
 def test_no_image_has_no_sample() -> None:
     assert SampledAnchors()(stage_of([]), []).labels.shape == (0, 512)
 
@@ -283,3 +299,32 @@ def test_the_objectness_loss_tells_of_scores_that_are_not_finite() -> None:
     with pytest.raises(FloatingPointError, match="logits: 1 of 2 scores are not finite"):
         objectness_loss(logits, labels)
     assert ObjectnessLoss(check_finite=False)(logits, labels).isnan()
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+def test_a_gpu_proposes_and_samples_the_same() -> None:
+    generator = torch.Generator().manual_seed(8)
+    shape = (len(TARGETS), len(ANCHORS))
+    stage = Predictions(
+        "rpn",
+        torch.randn(*shape, 1, generator=generator),
+        0.3 * torch.randn(*shape, 4, generator=generator),
+        ANCHORS,
+        (256, 256),
+    )
+    there = replace(
+        stage,
+        logits=stage.logits.cuda(),
+        deltas=stage.deltas.cuda(),
+        anchors=stage.anchors.cuda(),
+    )
+    expected, found_there = proposed(stage), proposed(there)
+    assert torch.equal(found_there.is_padding.cpu(), expected.is_padding)
+    torch.testing.assert_close(found_there.boxes.cpu(), expected.boxes, atol=1e-3, rtol=1e-5)
+    sample = SampledAnchors()(stage, TARGETS)
+    sample_there = SampledAnchors()(there, [target.to("cuda") for target in TARGETS])
+    assert torch.equal(sample_there.labels.cpu(), sample.labels)
+    assert torch.equal(sample_there.matched_index.cpu(), sample.matched_index)

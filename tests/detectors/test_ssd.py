@@ -16,7 +16,6 @@ from torchvision.models.detection.ssd import SSDFeatureExtractorVGG
 from torchvision.ops import box_iou
 
 from rankdet.data.synthetic import SyntheticDataset
-from rankdet.detectors import anchors
 from rankdet.detectors.default_boxes import BoxLayout, DefaultBoxes
 from rankdet.detectors.detector import ClassOutput, freeze
 from rankdet.detectors.postprocess import Postprocess
@@ -67,11 +66,6 @@ def test_one_stage_comes_out_with_a_row_for_each_box() -> None:
     assert predictions.deltas.shape == (2, num_boxes, 4)
     assert predictions.anchors.shape == (num_boxes, 4)
     assert predictions.level_sizes == (384, 96, 24, 8, 4)
-
-
-def test_a_softmax_head_has_one_column_more() -> None:
-    predictions = predict(make_small(5, activation="softmax"), torch.rand(1, 3, 64, 64))
-    assert predictions.logits.shape[-1] == 6
 
 
 @pytest.mark.parametrize(
@@ -207,28 +201,6 @@ def test_vgg_takes_all_sides_from_268_on(layout: str) -> None:
             detector(torch.empty(1, 3, *size, device="meta"))
 
 
-def test_boxes_are_made_once_for_each_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anchors, "_MOST_KEPT", 2)
-    detector = make_small()
-    sizes = [(64, 64), (64, 96), (64, 64), (96, 64), (64, 64), (64, 96)]
-    found = [predict(detector, torch.rand(1, 3, *size)).anchors for size in sizes]
-    assert found[2] is found[4] is found[0]
-    assert found[5] is not found[1]
-    assert torch.equal(found[5], found[1])
-    assert len(detector.anchors._kept) == 2
-
-
-def test_kept_boxes_belong_to_the_device_of_the_images_and_can_be_trained_with() -> None:
-    detector = make_small()
-    with torch.inference_mode():
-        kept = predict(detector, torch.rand(1, 3, 64, 64)).anchors
-    assert not kept.is_inference()
-    maps = list(detector.backbone(torch.rand(1, 3, 64, 64)).values())
-    assert detector.anchors(maps, (64, 64)).boxes is kept
-    elsewhere = detector.anchors([level.to("meta") for level in maps], (64, 64))
-    assert elsewhere.boxes.device.type == "meta"
-
-
 # ---- what goes in
 
 
@@ -246,28 +218,6 @@ def test_pixels_are_normalised_as_asked() -> None:
             3, 1, 1
         )
         torch.testing.assert_close(seen[0], expected)
-
-
-def test_no_images_give_no_predictions_and_a_gradient_all_the_same() -> None:
-    detector = make_small(norm="batch")
-    before = copy.deepcopy(detector.state_dict())
-    predictions = predict(detector, torch.rand(0, 3, 64, 64))
-    num_boxes = len(predictions.anchors)
-    assert predictions.logits.shape == (0, num_boxes, 3)
-    assert predictions.deltas.shape == (0, num_boxes, 4)
-    assert detector.training
-    (predictions.logits.sum() + predictions.deltas.sum()).backward()
-    assert all(p.grad is not None and not p.grad.any() for p in detector.parameters())
-    assert all(torch.equal(v, before[name]) for name, v in detector.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    "images",
-    [torch.rand(3, 64, 64), torch.rand(1, 4, 64, 64), torch.ones(1, 3, 64, 64).byte()],
-)
-def test_what_is_no_batch_of_images_is_refused(images: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"images: expected \(B, 3, H, W\) of a float type"):
-        make_small()(images)
 
 
 @pytest.mark.parametrize(
@@ -328,24 +278,6 @@ def test_freezing_stops_the_first_blocks_of_vgg(num_stages: int, last: int | Non
     assert [int(n.split(".")[0]) for n, p in body.items() if not p.requires_grad][::2] == expected
     assert len(frozen_names(detector)) == 2 * len(expected)
     assert all(p.requires_grad for p in detector.head.parameters())
-
-
-def test_freezing_the_small_one_holds_its_statistics() -> None:
-    detector = make_small(norm="batch")
-    freeze(detector, 2)
-    assert {name.split(".")[1] for name in frozen_names(detector)} == {"stem", "layer1"}
-    before = copy.deepcopy(detector.state_dict())
-    detector(torch.rand(2, 3, 64, 64))
-    for name, value in detector.state_dict().items():
-        is_held = name.startswith(("backbone.body.stem", "backbone.body.layer1"))
-        if "running" in name:
-            assert torch.equal(value, before[name]) is is_held, name
-
-
-@pytest.mark.parametrize("num_stages", [-1, 6])
-def test_freezing_more_stages_than_there_are_is_refused(num_stages: int) -> None:
-    with pytest.raises(ValueError, match=f"num_stages: expected 0 to 5, got {num_stages}"):
-        freeze(make_small(), num_stages)
 
 
 def test_the_body_of_vgg_has_torchvisions_names_and_the_detectors_own_tensors() -> None:
@@ -458,64 +390,6 @@ def test_the_layers_of_ssd512_have_the_names_of_torchvisions() -> None:
 
 
 # ---- how it is run
-
-
-def test_boxes_stay_float32_under_autocast_and_in_a_detector_of_another_type() -> None:
-    detector, images = make_small(), torch.rand(2, 3, 64, 64)
-    expected = predict(detector, images)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = predict(detector, images)
-    assert found.logits.dtype == found.deltas.dtype == torch.bfloat16
-    torch.testing.assert_close(found.logits.float(), expected.logits, atol=0.1, rtol=0.05)
-    double = predict(make_small().double(), images.double())
-    assert double.logits.dtype == torch.float64
-    for other in (found, double):
-        assert other.anchors.dtype == torch.float32
-        assert torch.equal(other.anchors, expected.anchors)
-
-
-def test_channels_last_changes_nothing() -> None:
-    detector, images = make_small().double(), torch.rand(2, 3, 64, 64, dtype=torch.float64)
-    expected = predict(detector, images)
-    detector.to(memory_format=torch.channels_last)
-    found = predict(detector, images.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(found.logits, expected.logits)
-    torch.testing.assert_close(found.deltas, expected.deltas)
-
-
-def test_the_parts_can_be_compiled_in_place() -> None:
-    detector, images = make_small(), torch.rand(2, 3, 64, 64)
-    expected = predict(detector, images)
-    names = set(detector.state_dict())
-    assert detector.compilable_parts == [detector.backbone, detector.head]
-    for part in detector.compilable_parts:
-        part.compile(backend="eager")  # which needs no compiler
-    torch.testing.assert_close(predict(detector, images).logits, expected.logits)
-    assert set(detector.state_dict()) == names
-
-
-def test_a_copy_is_independent_and_gives_the_same() -> None:
-    detector, images = make_small(), torch.rand(1, 3, 64, 64)
-    copied = copy.deepcopy(detector)
-    expected = predict(detector, images)
-    with torch.no_grad():
-        for parameter in detector.parameters():
-            parameter.add_(1.0)
-    found = predict(copied, images)
-    assert torch.equal(found.logits, expected.logits)
-    detector.load_state_dict(copied.state_dict())
-    assert torch.equal(predict(detector, images).logits, expected.logits)
-
-
-@pytest.mark.parametrize("norm", ["group", "batch", "frozen"])
-def test_the_gradient_reaches_every_parameter_that_is_not_frozen(norm: str) -> None:
-    detector = make_small(2, norm=norm)
-    freeze(detector, 2)
-    found = predict(detector, torch.rand(2, 3, 64, 64))
-    (found.logits.square().sum() + found.deltas.sum()).backward()
-    for name, parameter in detector.named_parameters():
-        is_reached = parameter.grad is not None and bool(parameter.grad.any())
-        assert is_reached is parameter.requires_grad, name
 
 
 def test_the_gradient_reaches_every_parameter_of_vgg() -> None:

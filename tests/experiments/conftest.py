@@ -20,8 +20,8 @@ def voc_devkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """VOCdevkit with VOC2007 and VOC2012, whose test images have no annotations."""
     root = tmp_path_factory.mktemp("voc") / "VOCdevkit"
     root.mkdir()
-    write_dataset({"trainval": _images(4, 0), "test": _images(3, 1)}, root / "VOC2007", "voc")
-    write_dataset({"trainval": _images(4, 2), "test": _images(2, 3)}, root / "VOC2012", "voc")
+    write_dataset({"trainval": _images(8, 0), "test": _images(3, 1)}, root / "VOC2007", "voc")
+    write_dataset({"trainval": _images(8, 2), "test": _images(2, 3)}, root / "VOC2012", "voc")
     names = (root / "VOC2012" / "ImageSets" / "Main" / "test.txt").read_text().split()
     for name in names:
         (root / "VOC2012" / "Annotations" / f"{name}.xml").unlink()
@@ -32,7 +32,7 @@ def voc_devkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def voc_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in VOC's layout with the splits train and val, as at voc320."""
     root = tmp_path_factory.mktemp("voc") / "VOC2012"
-    write_dataset({"train": _images(8, 4), "val": _images(4, 5)}, root, "voc")
+    write_dataset({"train": _images(16, 4), "val": _images(4, 5)}, root, "voc")
     return root
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from rankdet.errors import RankdetError, TrainingError
 from rankdet.experiments.experiment import (
@@ -18,6 +19,7 @@ from rankdet.experiments.experiment import (
     Row,
     Stopped,
     read_record,
+    refuse_foreign_views,
     reproduce,
     results_of,
     state_of,
@@ -193,12 +195,40 @@ def test_files_of_others_are_not_replaced(study: Study, request_: Request, name:
     reproduce(study.experiment, request_, is_forced=True)
 
 
-def test_a_scale_that_an_experiment_does_not_have_is_refused(
+def test_a_picture_of_others_is_not_replaced_even_if_it_is_a_png(
     study: Study, request_: Request
 ) -> None:
-    experiment = replace(study.experiment, scales=("smoke", "tiny"))
-    with pytest.raises(RankdetError, match="no scale 'paper'; it has smoke, tiny"):
-        reproduce(experiment, replace(request_, scale="paper"))
+    request_.out.mkdir()
+    file = request_.out / "study.png"
+    Image.new("RGB", (2, 2)).save(file)
+    mine = file.read_bytes()
+    with pytest.raises(RankdetError, match=r"study.png: the file exists and was not written by"):
+        reproduce(study.experiment, request_)
+    assert file.read_bytes() == mine
+    reproduce(study.experiment, request_, is_forced=True)
+    assert file.read_bytes() != mine
+    reproduce(study.experiment, request_)  # now it is ours
+
+
+def test_views_of_others_are_refused_by_name(study: Study, request_: Request) -> None:
+    """For `rankdet reproduce table`, which writes views alone."""
+    refuse_foreign_views(study.experiment, request_.out)  # nothing there
+    request_.out.mkdir()
+    (request_.out / "study.md").write_text("mine")
+    with pytest.raises(RankdetError, match=r"study.md: the file exists and was not written by"):
+        refuse_foreign_views(study.experiment, request_.out)
+    refuse_foreign_views(study.experiment, request_.out, is_forced=True)
+
+
+def test_jobs_that_cannot_be_used_are_said(
+    study: Study, request_: Request, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = replace(study.experiment, has_trainings=False)
+    reproduce(alone, request_)
+    assert "--jobs" not in capsys.readouterr().err
+    request_ = replace(request_, jobs=3, out=request_.out / "again")
+    reproduce(alone, request_)
+    assert "study: --jobs 3 is not used" in capsys.readouterr().err
 
 
 def test_two_processes_do_not_work_on_the_same_record(study: Study, request_: Request) -> None:

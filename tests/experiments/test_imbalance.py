@@ -12,7 +12,7 @@ import torch
 from rankdet.experiments import convergence, imbalance
 from rankdet.experiments.experiment import Request, reproduce, results_of
 from rankdet.experiments.imbalance import final_of, key_of
-from rankdet.experiments.optimisations import OPTIMISATIONS, smoothed, summary_of
+from rankdet.experiments.optimisations import MEASURE, OPTIMISATIONS, smoothed, summary_of
 
 # Eight images by heart in 30 steps: about 400 negatives to a positive.
 BY_HEART = (
@@ -178,6 +178,25 @@ def test_imbalance_table_and_figure(tmp_path: Path) -> None:
     imbalance.figure(record, tmp_path / "imbalance.png")
     imbalance.figure(record_of("imbalance", plan, {}), tmp_path / "empty.png")
     assert (tmp_path / "imbalance.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        ("voc320", "500 proposals, 150 steps (of 600); the paper's: 2,000 proposals, 10 epochs"),
+        ("paper", "2,000 proposals, 10 epochs (of 160); the paper's: 2,000 proposals, 10 epochs"),
+    ],
+)
+def test_the_snapshot_that_was_used_is_told(scale: str, words: str, tmp_path: Path) -> None:
+    row = imbalance.plan(Request(scale, tmp_path, voc="voc"))[0]
+    record = record_of("imbalance", [row.key], {})
+    record["request"]["scale"] = scale
+    record["rows"][row.key] = {"settings": row.settings, "error": "x"}
+    assert words in imbalance.markdown(record)
+
+
+def test_the_measured_batch_is_told_where_a_step_has_parts() -> None:
+    assert "of the last part" in MEASURE
 
 
 def test_convergence_table_and_figure(tmp_path: Path) -> None:

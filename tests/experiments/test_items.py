@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,18 @@ import torch
 from rankdet.errors import ConfigError
 from rankdet.experiments import coco_to_voc, robustness
 from rankdet.experiments.arms import run_folder
-from rankdet.experiments.experiment import Experiment, Request, read_record, reproduce
+from rankdet.experiments.experiment import Experiment, Record, Request, read_record, reproduce
+from rankdet.experiments.figures import new_figure, save_figure
 from rankdet.experiments.items import EXPERIMENTS, experiment
 from rankdet.experiments.paper import paper
 from rankdet.experiments.scales import Training, base_config
 
-# Items whose rows are trainings and nothing else but further evaluations of them.
-OF_TRAININGS = (
-    *("batch-size", "delta", "interpolation", "sigmoid", "losses-voc", "losses-coco"),
-    *("losses-ssd", "curves-retinanet", "curves-ssd", "robustness", "benchmark-voc07"),
-    *("benchmark-voc12", "benchmark-coco", "coco-to-voc", "sampling", "resnet101", "resnext101"),
-    *("ghm-dr", "rois", "pictures"),
-)
+# With more rows than this, the first, the middle and the last where smoke has run all of them.
+MOST_ROWS = 4
+# One of each kind, at voc320; all others among the slow tests.
+QUICK = {"delta", "losses-ssd", "rois", "benchmark-coco", "convergence"}
+# Whose many trainings are run in full at smoke among the slow tests.
+LONG = ("batch-size", "rois")
 # So that two steps at the scale of the paper, or voc320, take a moment on a CPU.
 SHORT = (
     *("training.max_steps=2", "training.batch_size=2", "training.accumulate=1"),
@@ -36,6 +36,14 @@ SHORT = (
     *("detector.rois=16", "detector.proposals=50", "detector.test_proposals=20"),
     *("evaluation.shorter=64", "evaluation.longest=128", "evaluation.fixed_size=64"),
 )
+
+
+def marked_slow(names: Collection[str]) -> list[Any]:
+    """All experiments, those with these names among the slow tests."""
+    return [
+        pytest.param(item, marks=[pytest.mark.slow] if item.name in names else [])
+        for item in EXPERIMENTS
+    ]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,14 +73,21 @@ def check_record(item: Experiment, out: Path) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.parametrize("item", EXPERIMENTS, ids=lambda item: item.name)
+@pytest.mark.parametrize("item", marked_slow(LONG), ids=lambda item: item.name)
 def test_an_experiment_runs_at_smoke(item: Experiment, shared_out: Path) -> None:
     reproduce(item, Request("smoke", shared_out, device="cpu"))
     check_record(item, shared_out)
 
 
-def test_all_experiments_of_trainings_are_there() -> None:
-    assert set(OF_TRAININGS) <= {item.name for item in EXPERIMENTS}
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_experiment_begins_at_smoke(name: str, shared_out: Path) -> None:
+    check_ends(experiment(name), Request("smoke", shared_out / "ends", device="cpu"))
+
+
+@pytest.mark.parametrize("item", EXPERIMENTS, ids=lambda item: item.name)
+def test_an_experiment_says_whether_its_rows_are_trainings(item: Experiment) -> None:
+    rows = item.plan(Request("smoke", Path("out")))
+    assert {bool(row.trainings) for row in rows} == {item.has_trainings}
 
 
 def test_no_two_experiments_have_the_same_name() -> None:
@@ -80,9 +95,26 @@ def test_no_two_experiments_have_the_same_name() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("name", OF_TRAININGS)
+def no_figure(record: Record, path: Path) -> None:
+    """In place of the figure, which is the same for all scales, and takes time."""
+    save_figure(new_figure(1, 1), path)
+
+
+def check_ends(item: Experiment, request: Request) -> None:
+    """Run it; all rows that were asked for have results, and files for servers are there."""
+    rows = item.plan(request)
+    ends = rows if len(rows) <= MOST_ROWS else [rows[0], rows[len(rows) // 2], rows[-1]]
+    record = reproduce(replace(item, plan=lambda _: ends, figure=no_figure), request)
+    assert len(record["rows"]) == len(ends)
+    for row in record["rows"].values():
+        files = row["result"].get("submission")
+        assert files is None or any((request.out / "runs" / files).rglob("*.*"))
+    assert "| --- |" in (request.out / f"{item.name}.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("item", EXPERIMENTS, ids=lambda item: item.name)
 def test_an_experiment_runs_at_the_scale_of_the_paper(
-    name: str,
+    item: Experiment,
     shared_out: Path,
     voc_devkit: Path,
     coco_folder: Path,
@@ -98,11 +130,7 @@ def test_an_experiment_runs_at_the_scale_of_the_paper(
         device="cpu",
         changes=SHORT,
     )
-    reproduce(experiment(name), request)
-    record = check_record(experiment(name), request.out)
-    for row in record["rows"].values():
-        files = row["result"].get("submission")
-        assert files is None or any((request.out / "runs" / files).rglob("*.*"))
+    check_ends(item, request)
 
 
 def test_the_rows_of_voc12_at_the_scale_of_the_paper_are_files_for_its_server(
@@ -119,15 +147,38 @@ def test_the_rows_of_voc12_at_the_scale_of_the_paper_are_files_for_its_server(
     assert "| **AP-loss500** | small | ours | server |" in text
 
 
-@pytest.mark.parametrize("name", ["delta", "losses-ssd", "rois", "resnet101", "pictures"])
-def test_an_experiment_runs_at_voc320(name: str, shared_out: Path, voc_folder: Path) -> None:
+@pytest.mark.parametrize(
+    "item", marked_slow({item.name for item in EXPERIMENTS} - QUICK), ids=lambda item: item.name
+)
+def test_an_experiment_runs_at_voc320(
+    item: Experiment,
+    shared_out: Path,
+    voc_folder: Path,
+    coco_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(robustness.EFFORTS, "voc320", robustness.EFFORTS["smoke"])
     request = Request(
-        "voc320", shared_out / "voc320", voc=str(voc_folder), device="cpu", changes=SHORT
+        "voc320",
+        shared_out / "voc320",
+        voc=str(voc_folder),
+        coco=str(coco_folder),
+        device="cpu",
+        changes=SHORT,
     )
+    check_ends(item, request)
+
+
+@pytest.mark.parametrize("name", ["resnet101", "pictures"])
+def test_an_experiment_at_voc320_without_coco_leaves_its_columns_out(
+    name: str, shared_out: Path, voc_folder: Path
+) -> None:
+    request = Request("voc320", shared_out / "voc", voc=str(voc_folder), device="cpu")
+    request = replace(request, changes=SHORT)
     reproduce(experiment(name), request)
     record = check_record(experiment(name), request.out)
-    if name == "resnet101":  # without --coco, its columns are left out, and the table says so
-        assert not any(key.startswith("COCO") for key in record["plan"])
+    assert not any(key.startswith("COCO") for key in record["plan"])
+    if name == "resnet101":
         text = (request.out / "resnet101.md").read_text()
         assert "Left out, because there was no --coco: COCO: CE-Loss + OHEM" in text
 
@@ -139,12 +190,15 @@ def test_an_experiment_on_coco_alone_asks_for_it(tmp_path: Path, voc_folder: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["interpolation", "rois"])
-def test_an_experiment_runs_at_tiny(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("item", EXPERIMENTS, ids=lambda item: item.name)
+def test_an_experiment_runs_at_tiny(
+    item: Experiment, shared_out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(robustness.EFFORTS, "tiny", robustness.EFFORTS["smoke"])
     changes = ("data.train_split=train:64", "data.val_split=val:16", "training.epochs=2")
-    request = Request("tiny", tmp_path, device="cpu", changes=changes)
-    reproduce(experiment(name), request)
-    check_record(experiment(name), tmp_path)
+    changes = (*changes, "training.max_steps=6")
+    request = Request("tiny", shared_out / "tiny", device="cpu", changes=changes)
+    check_ends(item, request)
 
 
 def test_experiments_in_one_folder_share_their_trainings(shared_out: Path) -> None:
@@ -245,6 +299,21 @@ def test_every_experiment_stands_in_the_guide() -> None:
     for item in EXPERIMENTS:
         labels = ", ".join(f"`{label}`" for label in item.labels)
         assert listed[item.name] == (item.summary, labels)
+
+
+def test_the_guide_says_which_item_needs_which_file_of_weights(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "reproducing.md"
+    rows = re.findall(r"^\| `([a-z0-9_]+)\*` \| (.*) \|$", page.read_text("utf-8"), re.M)
+    listed = {backbone: set(re.findall(r"`([a-z0-9-]+)`", words)) for backbone, words in rows}
+    needed: dict[str, set[str]] = {backbone: set() for backbone in listed}
+    request = Request("voc320", tmp_path, voc="VOC2012", coco="coco")
+    for item in EXPERIMENTS:
+        for row in item.plan(request):
+            needed[row.settings["config"]["detector"]["backbone"]].add(item.name)
+    others = set.union(*(names for backbone, names in needed.items() if backbone != "resnet50"))
+    assert listed["resnet50"] == needed["resnet50"] & others  # "all others, and ..."
+    for backbone in ("vgg16", "resnet101", "resnext101_32x8d"):
+        assert listed[backbone] == needed[backbone]
 
 
 def test_an_unknown_experiment_is_told_with_the_closest_name() -> None:

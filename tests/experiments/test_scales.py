@@ -114,6 +114,22 @@ def test_voc320_is_a_short_training_on_held_images(
     assert config.training.epochs <= 20
 
 
+def test_voc320_has_larger_images_where_the_paper_has() -> None:
+    """800 to 500 is as 512 to 320: otherwise AP-loss500 and AP-loss800 would be one training."""
+    request = Request("voc320", OUT, voc="voc", coco="coco")
+    config = base_config(request, Training(data="coco", backbone="resnet101", side=800))
+    assert (config.data.size, config.evaluation.fixed_size) == (512, 512)
+    config = base_config(request, Training(data="coco", backbone="resnet101", side=500))
+    assert (config.data.size, config.evaluation.fixed_size) == (320, 320)
+
+
+def test_voc320_says_how_it_differs_from_the_paper() -> None:
+    note = scale_note("voc320")
+    assert "32 images" in note
+    assert "the paper ranks 8" in note
+    assert "squares of 320" in note
+
+
 def test_voc320_without_a_file_takes_torchvision_s_weights() -> None:
     config = base_config(Request("voc320", OUT, voc="voc"), Training())
     assert (config.detector.weights, config.detector.stride_on) == ("imagenet", "3x3")
@@ -152,16 +168,48 @@ def test_a_folder_of_weights_must_have_one_file_for_the_backbone(tmp_path: Path)
     request = Request("voc320", OUT, voc="voc", weights=str(tmp_path))
     with pytest.raises(ConfigError, match=r"one file resnet50\*.*found none"):
         base_config(request, Training())
+    rules = r"Add the file, .*leave out --weights.*--set detector.backbone=resnet50"
+    with pytest.raises(ConfigError, match=rf"one file resnet101\*.*found none.*{rules}"):
+        base_config(request, Training(backbone="resnet101"))
     (tmp_path / "resnet50_a.pth").touch()
     (tmp_path / "resnet50_b.safetensors").touch()
     with pytest.raises(ConfigError, match=r"found resnet50_a.pth, resnet50_b.safetensors"):
         base_config(request, Training())
 
 
-def test_weights_that_are_given_are_those_of_the_paper_s_scale_too(tmp_path: Path) -> None:
+def test_another_backbone_by_set_needs_its_own_file_alone(tmp_path: Path) -> None:
+    (tmp_path / "resnet50.pth").touch()
+    changes = ("detector.backbone=resnet50",)
+    request = Request("voc320", OUT, voc="voc", weights=str(tmp_path), changes=changes)
+    config = base_config(request, Training(backbone="resnet101"))
+    assert config.detector.weights == str(tmp_path / "resnet50.pth")
+    assert with_changes(request, config).detector.backbone == "resnet50"
+
+
+@pytest.mark.parametrize("scale", ["voc320", "paper"])
+def test_weights_that_are_given_are_taken_alike_at_both_scales(scale: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.pth"
-    request = Request("paper", OUT, voc="voc", weights=str(file))
-    assert base_config(request, Training()).detector.weights == str(file)
+    request = Request(scale, OUT, voc="voc", weights=str(file))
+    for backbone, stride_on in {
+        "resnet50": "1x1",
+        "resnet101": "1x1",
+        "resnext101_32x8d": "3x3",
+    }.items():
+        detector = base_config(request, Training(backbone=backbone, side=500)).detector
+        assert (detector.weights, detector.stride_on) == (str(file), stride_on)
+    assert base_config(request, Training(detector="ssd")).detector.stride_on == "3x3"
+
+
+def test_weights_of_a_run_have_the_usual_stride(tmp_path: Path) -> None:
+    (tmp_path / "run.json").touch()
+    request = Request("voc320", OUT, voc="voc", weights=str(tmp_path))
+    detector = base_config(request, Training()).detector
+    assert (detector.weights, detector.stride_on) == (str(tmp_path), "3x3")
+
+
+def test_the_paper_s_scale_without_a_file_takes_torchvision_s_weights() -> None:
+    detector = of_paper().detector
+    assert (detector.weights, detector.stride_on) == ("imagenet", "3x3")
 
 
 def test_several_scales_are_around_the_usual_one() -> None:

@@ -1,6 +1,6 @@
-"""The studies begin at the scale of the paper on a miniature of VOC, and measure what they say.
+"""The studies measure what they say.
 
-That each of them runs at scale smoke is tested with all other experiments.
+That each of them runs is tested with all other experiments.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from rankdet.data.synthetic.dataset import SyntheticDataset
-from rankdet.data.write import write_dataset
 from rankdet.experiments import (
     convergence,
     imbalance,
     memory,
+    paper_loop,
     score_iou,
     time_curve,
     time_losses,
@@ -36,20 +35,6 @@ STUDIES = (
     time_curve.EXPERIMENT,
     time_losses.EXPERIMENT,
 )
-# The paper's settings with a network and images that two steps on a CPU can bear.
-MINIATURE = (
-    "detector.backbone=small",
-    "detector.weights=none",
-    "detector.norm=group",
-    "data.size=64",
-    "data.workers=0",
-    "training.max_steps=2",
-    "training.batch_size=4",
-    "training.warmup_steps=0",
-    "evaluation.every=0",
-    "evaluation.fixed_size=64",
-    "evaluation.pictures=false",
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,45 +46,8 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def devkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """VOCdevkit with 8 + 8 images to train on and 2 to test on."""
-    folder = tmp_path_factory.mktemp("data") / "VOCdevkit"
-    for number, (year, lengths) in enumerate(
-        {"VOC2007": {"trainval": 8, "test": 2}, "VOC2012": {"trainval": 8}}.items()
-    ):
-        splits: dict[str, Any] = {
-            split: SyntheticDataset(
-                "train" if split == "trainval" else "val", length, seed=number, size=64
-            )
-            for split, length in lengths.items()
-        }
-        write_dataset(splits, folder / year, "voc")
-    return folder
-
-
-@pytest.mark.parametrize("study", STUDIES, ids=[study.name for study in STUDIES])
-def test_every_study_begins_at_scale_paper(study: Experiment, devkit: Path, tmp_path: Path) -> None:
-    """Two steps of the first and of the last row."""
-    request = Request("paper", tmp_path, voc=str(devkit), device="cpu", changes=MINIATURE)
-    rows = study.plan(request)
-    ends = rows if len(rows) == 1 else [rows[0], rows[-1]]
-    record = reproduce(replace(study, plan=lambda _: ends), request)
-    assert len(results_of(record)) == len(ends)
-
-
-@pytest.mark.parametrize("study", [convergence.EXPERIMENT, imbalance.EXPERIMENT])
-def test_studies_of_optimisation_begin_at_scale_voc320(
-    study: Experiment, voc_folder: Path, tmp_path: Path
-) -> None:
-    request = Request("voc320", tmp_path, voc=str(voc_folder), device="cpu", changes=MINIATURE)
-    rows = study.plan(request)
-    record = reproduce(replace(study, plan=lambda _: [rows[0], rows[-1]]), request)
-    assert len(results_of(record)) == 2
-
-
-def test_the_paper_s_rows_are_all_there(devkit: Path, tmp_path: Path) -> None:
-    request = Request("paper", tmp_path, voc=str(devkit))
+def test_the_paper_s_rows_are_all_there(tmp_path: Path) -> None:
+    request = Request("paper", tmp_path, voc="VOCdevkit")
     plans = {study.name: [row.key for row in study.plan(request)] for study in STUDIES}
     assert plans["score-iou"] == plans["time-losses"] == list(LOSSES)
     assert plans["memory"] == ["1", "2", "4", "8", "16"]
@@ -128,6 +76,30 @@ def test_times_of_a_study_are_those_of_its_steps(tmp_path: Path) -> None:
         assert point["iteration_with_loop_seconds"] == pytest.approx(expected)
         assert point["positives"] > 0
         assert 0 < point["nontrivial_negatives"] <= 8 * 168 * 6
+
+
+@pytest.mark.parametrize("study", [time_curve.EXPERIMENT, time_losses.EXPERIMENT])
+def test_the_paper_s_loop_has_the_delta_of_the_loss(
+    study: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deltas = []
+
+    def loop(logits: torch.Tensor, labels: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
+        deltas.append(delta)
+        return ap_loss(logits, labels, delta=delta)
+
+    def count(logits: torch.Tensor, labels: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
+        deltas.append(delta)
+        return labels >= 0
+
+    monkeypatch.setattr(paper_loop, "paper_ap_loss", loop)
+    monkeypatch.setattr(paper_loop, "nontrivial_negatives", count)
+    changes = ("loss.settings.delta=2", "training.max_steps=1")
+    request = Request("smoke", tmp_path, device="cpu", changes=changes)
+    last = study.plan(request)[-1]  # of AP-loss: the others have no delta
+    assert last.key == "AP-Loss"
+    reproduce(replace(study, plan=lambda _: [last]), request)
+    assert set(deltas) == {2.0}
 
 
 def test_snapshots_are_cut_into_batches_of_any_size() -> None:

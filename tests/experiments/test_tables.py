@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from rankdet.experiments.experiment import Experiment
-from rankdet.experiments.items import experiment
-from rankdet.experiments.tables import Cell, comparison_table, markdown_table, origin
+from rankdet.experiments.benchmarks import inference_of
+from rankdet.experiments.experiment import Experiment, Request
+from rankdet.experiments.items import EXPERIMENTS, experiment
+from rankdet.experiments.tables import (
+    Cell,
+    comparison_table,
+    markdown_table,
+    missing_text,
+    origin,
+)
 
 COMMIT, MACHINE = "0123456789ab", "a machine"
 
@@ -28,6 +35,8 @@ def record_of(
         "data": {"path": "VOC2012"},
         "detector": {"backbone": "resnet101", "rois": 512},
         "loss": {"name": "ap"},
+        "training": {"epochs": 12, "max_steps": None, "batch_size": 32, "accumulate": 1},
+        "evaluation": {"fixed_size": 320, "shorter": 600, "longest": 1000},
     }
     common = {"settings": {"config": config}, "seconds": 10.0, "provenance": provenance}
     rows: dict[str, Any] = {key: {"result": value, **common} for key, value in results.items()}
@@ -51,7 +60,14 @@ def training(ap: float, ap50: float, ap75: float, **others: Any) -> dict[str, An
             {"step": 5, "epoch": 1, "AP": ap / 2, "AP50": ap50 / 2},
             {"step": 10, "epoch": 2, "AP": ap, "AP50": ap50},
         ],
-        "inference": {"network_images_per_second": 40.0, "images_per_second": 20.0},
+        "inference": {
+            "network_images_per_second": 40.0,
+            "images_per_second": 20.0,
+            "batch_size": 32,
+            "images": "320 x 320",
+            "precision": "float32",
+            "machine": "a GPU",
+        },
         "training": {"counts": {"roi.boxes_per_image": 511.5, "roi.positives_per_image": 30.25}},
         **others,
     }
@@ -124,8 +140,36 @@ def test_a_benchmark_has_other_methods_and_our_classes(tmp_path: Path) -> None:
     assert (values["by"], values["backbone"], values["AP50"]) == ("ours", "resnet101", "70.5")
     assert (values["cat"], values["dog"], values["tv"]) == ("70.2", "n/a", "–")
     # 40 images in a second are 25 ms for each; the paper has 11 on its machine.
-    assert "| AP-loss500 | 40.0 | 25.0 | 20.0 |" in lines
-    assert "| paper, one NVidia TitanX GPU | 11 | 91 | – |" in lines
+    assert "| AP-loss500 | 40.0 | 25.0 | 20.0 | 32 | 320 x 320 | float32 | a GPU |" in lines
+    assert any(
+        line.startswith("| paper | 11 | 91 | – | – | 500 | – | one NVidia TitanX GPU |")
+        for line in lines
+    )
+    assert any("those of + keep the aspect" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "images"),
+    [
+        ({"fixed_size": 320}, "320 x 320"),
+        ({}, "500"),
+        ({"scales": [400, 500], "flip": True}, "400, 500 mirrored, too"),
+    ],
+)
+def test_a_speed_is_kept_with_what_it_depends_on(changes: dict[str, Any], images: str) -> None:
+    evaluation = {"batch_size": 8, "fixed_size": None, "shorter": 500, "scales": [], "flip": False}
+    results = {
+        "inference": {"images_per_second": 20.0},
+        "config": {"evaluation": {**evaluation, **changes}},
+        "provenance": {"machine": "a GPU"},
+    }
+    assert inference_of(results) == {
+        "images_per_second": 20.0,
+        "batch_size": 8,
+        "images": images,
+        "precision": "float32",
+        "machine": "a GPU",
+    }
 
 
 def test_the_fine_tuned_detector_stands_below_the_paper_s(tmp_path: Path) -> None:
@@ -144,8 +188,8 @@ def test_curves_are_tables_over_epochs(tmp_path: Path) -> None:
     key = "RetinaNet + PASCAL VOC: AP-Loss"
     lines = lines_of(item, record_of(item, {key: training(30, 50, 40)}), tmp_path)
     assert "| epoch | CE-Loss + OHEM | Focal Loss | AUC-Loss | AP-Loss |" in lines
-    assert "| 1 | n/a | n/a | n/a | 25.0 |" in lines
-    assert "| 2 | n/a | n/a | n/a | 50.0 |" in lines
+    assert "| 1 | – | – | – | 25.0 |" in lines
+    assert "| 2 | – | – | – | 50.0 |" in lines
 
 
 def test_the_regions_that_were_used_are_told(tmp_path: Path) -> None:
@@ -165,6 +209,9 @@ def test_the_table_of_robustness_has_the_paper_s_columns(tmp_path: Path) -> None
             {"name": name, "metrics": {"AP50": 60.0 + number}} for number, name in enumerate(names)
         ],
         "deepfool": {"norm_255": 12.5, "success_rate": 90.0, "num_attacked": 20},
+        "data": {"num_images": 500, "num_objects": 1234},
+        "settings": {"limit": 500, "deepfool_objects": 100},
+        "patch": {"split": "train", "num_images": 2000, "settings": {"steps": 300}},
     }
     lines = lines_of(item, record_of(item, {"AP-Loss": result}), tmp_path)
     assert any(
@@ -173,6 +220,56 @@ def test_the_table_of_robustness_has_the_paper_s_columns(tmp_path: Path) -> None
         for line in lines
     )
     assert any("AP-Loss 90.0 % of 20" in line for line in lines)
+    assert any(
+        "of the same sample, Original too: the first 500 images, 1,234 objects" in line
+        and "300 steps" in line
+        and "the first 100 detected objects" in line
+        for line in lines
+    )
+
+
+def test_a_smallest_change_of_few_objects_is_said_to_be_the_threshold_s(tmp_path: Path) -> None:
+    item = experiment("robustness")
+    result = {
+        "perturbations": [{"name": "original", "metrics": {"AP50": 60.0}}],
+        "deepfool": {"norm_255": 0.001, "success_rate": 100.0, "num_attacked": 1},
+        "data": {"num_images": 2, "num_objects": 3},
+        "settings": {"limit": 2, "deepfool_objects": 1},
+        "patch": {"split": "train", "num_images": 16, "settings": {"steps": 1}},
+    }
+    lines = lines_of(item, record_of(item, {"AP-Loss": result}), tmp_path)
+    assert any("at its threshold already" in line for line in lines)
+
+
+@pytest.mark.parametrize("item", EXPERIMENTS, ids=lambda item: item.name)
+def test_rows_that_failed_are_not_shown_as_waiting(item: Experiment, tmp_path: Path) -> None:
+    settings = {row.key: row.settings for row in item.plan(Request("smoke", tmp_path))}
+    record = record_of(item, {}, errors=tuple(settings), scale="smoke")
+    for key, row in record["rows"].items():
+        row["settings"] = settings[key]
+    lines = item.markdown(record).splitlines()
+    assert not any("not run" in line for line in lines)
+    tables = [line for line in lines if line.startswith("| ") or line == "failed"]
+    assert any("failed" in line for line in tables)
+
+
+def test_what_stands_in_place_of_a_number() -> None:
+    rows = {
+        "a": {"result": {"metrics": {"AP": 1.0}}},
+        "b": {"error": "x"},
+        "c": {"result": {"metrics": None, "submission": "files"}},
+        "d": {"result": {"metrics": None}},
+    }
+    record = {"rows": rows, "plan": ["a", "b", "c", "d", "e"]}
+    texts = {key: missing_text(record, key) for key in "abcdef"}
+    assert texts == {
+        "a": "",
+        "b": "failed",
+        "c": "server",
+        "d": "no labels",
+        "e": "not run",
+        "f": "–",
+    }
 
 
 def test_an_empty_record_is_a_table_of_what_is_missing(tmp_path: Path) -> None:

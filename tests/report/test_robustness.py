@@ -68,6 +68,16 @@ def page(*runs: Path) -> str:
     return render(read_report_runs(list(runs)))
 
 
+def test_numbers_of_another_step_than_the_evaluation_say_so(make_run: Make, tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "ap")
+    step = json.loads((folder / "results.json").read_text())["checkpoint"]["step"]
+    same = robustness(checkpoint={"name": "a", "step": step, "epoch": 1})
+    assert "measured at step" not in page(write(folder, same))
+    earlier = robustness(checkpoint={"name": "a", "step": step - 1, "epoch": 1})
+    words = f"measured at step {step - 1:,}, the evaluation is of {step:,}"
+    assert words in page(write(folder, earlier))
+
+
 def test_the_table_has_a_column_for_each_perturbation(make_run: Make, tmp_path: Path) -> None:
     text = page(write(make_run(tmp_path / "ap"), robustness()))
     table = text.partition('id="robustness-table"')[2].partition("</table>")[0]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +11,10 @@ import torch
 from PIL import Image
 
 from rankdet.config import Config, LossConfig
-from rankdet.engine.checkpoint import load_checkpoint, newest_checkpoint
 from rankdet.engine.records import read_metrics
-from rankdet.engine.train import Position, Report
 from rankdet.recipes import recipe
 from rankdet.workflows.evaluate import evaluate
 from rankdet.workflows.predict import predict
-from rankdet.workflows.recording import Recorder
 from rankdet.workflows.results import training_counts
 from rankdet.workflows.train import train
 
@@ -111,27 +106,6 @@ def test_it_is_evaluated_and_predicts(finished: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found" / "detections.json").read_text())["annotations"]
     assert found
     assert all(box["bbox"][0] >= 0 and sum(box["bbox"][::2]) <= 70.01 for box in found)
-
-
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = Recorder.step
-
-    def with_signal(self: Recorder, position: Position, report: Report) -> None:
-        original(self, position, report)
-        if position.step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr(Recorder, "step", with_signal)
-    assert run(tmp_path / "run", tiny()) == 128 + signal.SIGINT
-    monkeypatch.undo()
-    assert run(tmp_path / "run", tiny(), is_resumed=True) == 0
-    weights, expected = (
-        load_checkpoint(newest_checkpoint(out / "checkpoints")).weights  # type: ignore[arg-type]
-        for out in (tmp_path / "run", finished)
-    )
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("loss", ["ap", pytest.param("ce", marks=pytest.mark.slow)])

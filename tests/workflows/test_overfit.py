@@ -13,9 +13,19 @@ from rankdet.recipes import recipe
 from rankdet.workflows.train import train
 
 
-@pytest.mark.parametrize("loss", ["ap", "focal", "ohem"])
-def test_a_handful_of_images_is_learnt_by_heart(loss: str, tmp_path: Path) -> None:
-    base = recipe("small")
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("small", "ap"),
+        ("small", "focal"),
+        ("small", "ohem"),
+        ("small-ssd", "ap"),
+        pytest.param("small-ssd", "focal", marks=pytest.mark.slow),
+        pytest.param("small-ssd", "ohem", marks=pytest.mark.slow),
+    ],
+)
+def test_a_handful_of_images_is_learnt_by_heart(name: str, loss: str, tmp_path: Path) -> None:
+    base = recipe(name)
     config = replace(
         base,
         data=replace(

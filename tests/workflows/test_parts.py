@@ -286,3 +286,29 @@ def test_a_run_of_another_network_cannot_be_the_start(tiny_config: Config, tiny_
         prepare(replace(tiny_config, detector=detector), "cpu")
     assert type(error.value).__module__ == "rankdet.errors"
     assert read_run(tiny_run).config.detector.backbone == "small"
+
+
+def test_settings_without_effect_are_told(tiny_config: Config) -> None:
+    changed = replace(tiny_config.detector, rois=64, pixels="bytes")
+    parts = prepare(replace(tiny_config, detector=changed), "cpu")
+    text = "Without effect for retinanet with backbone small: detector.pixels, detector.rois."
+    assert text in parts.notes
+    assert not any("Without effect" in note for note in prepare(tiny_config, "cpu").notes)
+
+
+def test_an_ssd_is_evaluated_on_squares_as_it_is_trained_and_that_is_told(
+    tiny_config: Config,
+) -> None:
+    config = replace(
+        tiny_config,
+        detector=DetectorConfig("ssd", backbone="small", norm="group"),
+        evaluation=replace(tiny_config.evaluation, fixed_size=None),
+    )
+    parts = prepare(config, "cpu")
+    side = config.data.size
+    assert parts.config.evaluation.fixed_size == side
+    assert parts.record.config == parts.config
+    assert f"SSD is evaluated as it is trained, at {side} x {side} pixels" in parts.notes[-1]
+    again = prepare(parts.config, "cpu")
+    assert again.config == parts.config
+    assert not any("SSD is evaluated" in note for note in again.notes)

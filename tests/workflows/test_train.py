@@ -24,6 +24,7 @@ from rankdet.engine.checkpoint import best_checkpoint, load_checkpoint, newest_c
 from rankdet.engine.records import read_metrics
 from rankdet.engine.train import Position, Report
 from rankdet.errors import CheckpointError, ConfigError, DataError, LoaderError, TrainingError
+from rankdet.recipes import recipe
 from rankdet.workflows.recording import Recorder
 from rankdet.workflows.run import read_run
 from rankdet.workflows.train import train
@@ -173,6 +174,27 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, found[name]), name
+
+
+@pytest.mark.parametrize("name", ["small-ssd", "small-faster-rcnn"])
+def test_every_detector_goes_on_as_if_nothing_had_happened(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detector = recipe(name).detector
+    if detector.name == "faster_rcnn":
+        detector = replace(detector, rois=24, proposals=48, test_proposals=24)
+    config = replace(tiny(max_steps=7), detector=detector)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert run(whole, config) == 0
+    with monkeypatch.context() as patch:
+        signal_after(patch, 6)  # in the middle of the second epoch
+        assert run(stopped, config) == 130
+    assert go_on(stopped) == 0
+    assert rows(stopped) == rows(whole)
+    expected, found = state(whole), state(stopped)
+    assert expected.keys() == found.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(tensor, found[key]), key
 
 
 def test_a_loss_that_remembers_goes_on_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

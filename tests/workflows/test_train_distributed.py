@@ -21,9 +21,12 @@ import pytest
 import torch
 from training_world import Plan, tiny
 
+from rankdet import build
 from rankdet.config import Config, LossConfig, dump
+from rankdet.detectors.draws import lots
 from rankdet.engine.checkpoint import load_checkpoint, newest_checkpoint
 from rankdet.engine.records import read_metrics
+from rankdet.recipes import recipe
 from rankdet.workflows.train import train
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -114,6 +117,71 @@ def test_the_weights_are_those_of_one_process(
         assert values == pytest.approx(
             [row[name] for row in wanted if row["kind"] == "step"], rel=1e-3
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        ("small-ssd", "ap"),
+        pytest.param("small-ssd", "ohem", marks=pytest.mark.slow),
+        ("small-faster-rcnn", "ap"),
+        pytest.param("small-faster-rcnn", "ce", marks=pytest.mark.slow),
+    ],
+)
+def test_the_weights_are_those_of_one_process_for_every_detector(
+    name: str, loss: str, tmp_path: Path, world: World
+) -> None:
+    # Few steps: if two proposals change places by rounding, other RoIs are drawn from then on.
+    training = {"max_steps": 4} if name == "small-faster-rcnn" else {}
+    config = of_recipe(name, loss, **training)
+    one = alone(tmp_path / "one", config)
+    assert statuses(world([Plan(tmp_path / "many", config)] * 2)) == [0, 0]
+    assert difference(one, tmp_path / "many", config) < TOLERANCE
+    found, wanted = (
+        [row for row in rows(out) if row["kind"] == "step"] for out in (tmp_path / "many", one)
+    )
+    assert [row["step"] for row in found] == [row["step"] for row in wanted]
+    counts = [key for key in wanted[0] if key.endswith("_per_image")]
+    assert len(counts) == (2 if "faster" in name else 0)  # RoIs, and positives among them
+    for key in (*(key for key in wanted[0] if key.endswith("_loss")), *counts, "batch_ap"):
+        values = [row[key] for row in found]
+        assert values == pytest.approx([row[key] for row in wanted], rel=1e-3), key
+
+
+def of_recipe(name: str, loss: str, **training: Any) -> Config:
+    """The training of `tiny` with the detector of a small recipe, with few RoIs."""
+    detector = recipe(name).detector
+    if detector.name == "faster_rcnn":
+        detector = replace(detector, rois=24, proposals=48, test_proposals=24)
+    return replace(tiny(**training), detector=detector, loss=LossConfig(loss))
+
+
+@pytest.mark.parametrize("name", ["small-ssd", "small-faster-rcnn"])
+def test_two_processes_and_any_number_of_epochs_draw_what_one_process_draws(name: str) -> None:
+    config = of_recipe(name, "ap")
+    dataset = build.open_split(config.data, "train:12")
+    drawn = []
+    for epoch in (0, 1):
+        of_worlds = []
+        for world_size in (1, 2):
+            loaders = [
+                build.training_loader(
+                    config, dataset, device="cpu", rank=rank, world_size=world_size
+                )
+                for rank in range(world_size)
+            ]
+            of_worlds.append(
+                {
+                    index: lots([target], 50, torch.device("cpu"), "anchors").tolist()
+                    for loader in loaders
+                    for batch in loader.epoch(epoch)
+                    for index, target in zip(batch.indices.tolist(), batch.targets, strict=True)
+                }
+            )
+        assert of_worlds[0] == of_worlds[1]
+        assert len(of_worlds[0]) == 12
+        drawn.append(of_worlds[0])
+    assert all(drawn[0][index] != drawn[1][index] for index in drawn[0])
 
 
 @pytest.mark.slow

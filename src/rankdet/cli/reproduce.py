@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from rankdet.cli.options import Device, Out, Seed, Settings, check_device, data_path
+from rankdet.cli.options import Device, Force, Out, Seed, Settings, check_device, data_path
 from rankdet.errors import RankdetError
 from rankdet.experiments.experiment import Experiment, Request
 from rankdet.experiments.items import EXPERIMENTS as ITEMS
@@ -26,6 +26,8 @@ _OTHERS = {
 }
 # What `rankdet reproduce` knows, by the command's name.
 EXPERIMENTS = _OTHERS | {item.name: item.summary for item in ITEMS}
+
+_ONE_BY_ONE = ", ".join(item.name for item in ITEMS if not item.has_trainings)
 
 app = typer.Typer(
     help="Repeat a table or figure of the paper: `rankdet reproduce list` names them.",
@@ -75,8 +77,9 @@ Weights = Annotated[
         exists=True,
         show_default=False,
         help="Weights for the backbone: a file, or a folder with files that begin with the "
-        "backbones' names. Default: torchvision's, which are downloaded. voc320 takes ResNets of "
-        "such files for the original ones, with the stride on the 1x1 convolution.",
+        "backbones' names. Default: torchvision's, which are downloaded. A file for a ResNet is "
+        "taken for one of the original ones, with the stride on the 1x1 convolution; for "
+        "torchvision's, add --set detector.stride_on=3x3.",
     ),
 ]
 OutFolder = Annotated[
@@ -89,46 +92,30 @@ OutFolder = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int, typer.Option(min=1, max=64, help="Trainings at the same time, each in a process.")
+    int,
+    typer.Option(
+        min=1,
+        max=64,
+        help=f"Trainings at the same time, each in a process; not used by {_ONE_BY_ONE}.",
+    ),
 ]
 ForceRecord = Annotated[
     bool,
-    typer.Option("--force", help="Replace a record that was made with other settings."),
+    typer.Option(
+        "--force",
+        help="Replace a record that was made with other settings, and files that are not ours.",
+    ),
 ]
 
 
 @app.command("list")
 def list_experiments() -> None:
-    """Name the experiments, with the paper's labels and the scales that they have."""
+    """Name the experiments, with the paper's labels of what they answer."""
     width = max(map(len, EXPERIMENTS))
     for name, summary in EXPERIMENTS.items():
         typer.echo(f"{name:{width}}  {summary}")
         if name not in _OTHERS:
-            item = item_of(name)
-            labels = ", ".join(item.labels) or "not in the paper"
-            typer.echo(f"{'':{width}}  paper: {labels}; scales: {', '.join(item.scales)}")
-
-
-@app.command("all")
-def reproduce_all(
-    scale: ScaleOption = Scale.SMOKE,
-    voc: VOC = None,
-    coco: COCO = None,
-    weights: Weights = None,
-    out: OutFolder = None,
-    device: Device = None,
-    seed: Seed = 0,
-    jobs: Jobs = 1,
-    settings: Settings = None,
-    force: ForceRecord = False,
-) -> None:
-    """Run every experiment that has a scale, one after the other (not theory and ranking).
-
-    One that fails does not end the others; the exit status is then 1.
-    """
-    items = [item for item in ITEMS if scale.value in item.scales]
-    request = _request(scale, voc, coco, weights, out, device, seed, jobs, settings)
-    _run(items, request, force)
+            typer.echo(f"{'':{width}}  paper: {', '.join(item_of(name).labels)}")
 
 
 @app.command("table")
@@ -139,13 +126,15 @@ def remake_tables(
             metavar="ITEM.json...", exists=True, dir_okay=False, help="Records of experiments."
         ),
     ],
+    force: Force = False,
 ) -> None:
     """Make the Markdown table and the figure of a record again, from its JSON file alone."""
-    from rankdet.experiments.experiment import read_record, write_views
+    from rankdet.experiments.experiment import read_record, refuse_foreign_views, write_views
 
     for file in files:
         record = read_record(file)
         item = item_of(record["item"])
+        refuse_foreign_views(item, file.parent, is_forced=force)
         for written in write_views(item, record, file.parent):
             typer.echo(f"Wrote {written}.")
 
@@ -168,8 +157,10 @@ def reproduce_ranking(
     ranking.run(out, seed=seed, steps=steps)
 
 
-def _item_command(item: Experiment) -> Callable[..., None]:
-    def reproduce_item(
+def _command(items: Sequence[Experiment]) -> Callable[..., None]:
+    """The function of a command that runs these experiments; its options are those of all."""
+
+    def reproduce_items(
         scale: ScaleOption = Scale.SMOKE,
         voc: VOC = None,
         coco: COCO = None,
@@ -181,45 +172,44 @@ def _item_command(item: Experiment) -> Callable[..., None]:
         settings: Settings = None,
         force: ForceRecord = False,
     ) -> None:
-        request = _request(scale, voc, coco, weights, out, device, seed, jobs, settings)
-        _run([item], request, force)
+        request = Request(
+            scale.value,
+            out or Path(f"runs/reproduce-{scale.value}"),
+            voc=_absolute(voc),
+            coco=_absolute(coco),
+            weights=_absolute(weights),
+            device=device,
+            seed=seed,
+            jobs=jobs,
+            changes=tuple(settings or ()),
+        )
+        _run(items, request, force)
 
-    return reproduce_item
+    return reproduce_items
 
 
-for _item in ITEMS:
-    _labels = ", ".join(_item.labels) or "none"
-    app.command(
-        _item.name,
-        help=f"{_item.summary[0].upper()}{_item.summary[1:]}. In the paper: {_labels}.\n\n"
-        "OUT gets a JSON file with all numbers and where they come from, a Markdown table with the "
-        "paper's beside ours, and a figure. Ctrl-C saves; the same command goes on.",
-        short_help=_item.summary,
-    )(_item_command(_item))
-
-
-def _request(
-    scale: Scale,
-    voc: Path | None,
-    coco: Path | None,
-    weights: Path | None,
-    out: Path | None,
-    device: str | None,
-    seed: int,
-    jobs: int,
-    settings: list[str] | None,
-) -> Request:
-    return Request(
-        scale.value,
-        out or Path(f"runs/reproduce-{scale.value}"),
-        voc=_absolute(voc),
-        coco=_absolute(coco),
-        weights=_absolute(weights),
-        device=device,
-        seed=seed,
-        jobs=jobs,
-        changes=tuple(settings or ()),
+def _help(item: Experiment) -> str:
+    going_on = (
+        "Ctrl-C saves the training that runs, and the same command goes on with it. Finished rows "
+        "are kept; what a row does after its training begins again."
+        if item.has_trainings
+        else "After Ctrl-C, the same command goes on: finished rows are kept, and the row that ran "
+        "begins again."
     )
+    return (
+        f"{item.summary[0].upper()}{item.summary[1:]}. In the paper: {', '.join(item.labels)}.\n\n"
+        "OUT gets a JSON file with all numbers and where they come from, a Markdown table with the "
+        f"paper's beside ours, and a figure. {going_on}"
+    )
+
+
+app.command(
+    "all",
+    help="Run every experiment that has a scale, one after the other (not theory and ranking)."
+    "\n\nOne that fails does not end the others; the exit status is then 1.",
+)(_command(ITEMS))
+for _item in ITEMS:
+    app.command(_item.name, help=_help(_item), short_help=_item.summary)(_command([_item]))
 
 
 def _absolute(path: Path | None) -> str | None:
@@ -229,8 +219,7 @@ def _absolute(path: Path | None) -> str | None:
 def _run(items: Sequence[Experiment], request: Request, is_forced: bool) -> None:
     """Run the experiments. What the user can mend is told before torch is loaded."""
     for item in items if len(items) == 1 else ():
-        if request.scale in item.scales:
-            item.plan(request)
+        item.plan(request)
     check_device(request.device)
 
     from rankdet.experiments.experiment import Stopped, reproduce

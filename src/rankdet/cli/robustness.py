@@ -20,70 +20,77 @@ from rankdet.cli.options import (
 from rankdet.cli.running import Checkpoint, Run
 from rankdet.config import Config, apply_settings
 
+OtherData = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DATA", show_default=False, help="Other data than the run was trained with."
+    ),
+]
+Split = Annotated[
+    str | None, typer.Option(show_default=False, help="The images. Default: the run's val split.")
+]
+Limit = Annotated[
+    int | None, typer.Option(min=1, show_default=False, help="Only the first so many images.")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Only this: black, random, flip, adversarial, noise, deepfool, or a corruption. "
+        "May be given again.",
+    ),
+]
+Corruptions = Annotated[
+    bool,
+    typer.Option(
+        "--corruptions",
+        help="Also blur, JPEG, brightness, contrast and noise, each in five severities.",
+    ),
+]
+TrainSplit = Annotated[
+    str | None,
+    typer.Option(
+        "--train-split",
+        "--patch-split",
+        show_default=False,
+        help="Train the adversarial patch on this. Default: as the run was trained.",
+    ),
+]
+PatchFile = Annotated[
+    Path | None,
+    typer.Option(
+        dir_okay=False, show_default=False, help="Use this patch: a picture or .safetensors."
+    ),
+]
+PatchSteps = Annotated[int, typer.Option(min=1, help="Steps of the patch's training.")]
+DeepFoolObjects = Annotated[
+    int, typer.Option(min=0, help="Attack so many detected objects; 0: all of them.")
+]
+OutFolder = Annotated[
+    Path | None,
+    typer.Option(file_okay=False, show_default=False, help="Folder for the files. Default: RUN."),
+]
+NoPictures = Annotated[bool, typer.Option("--no-pictures", help="Keep no example images.")]
+
 
 def robustness(
     run: Run,
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="DATA", show_default=False, help="Other data than the run was trained with."
-        ),
-    ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(show_default=False, help="The images. Default: the run's val split."),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, show_default=False, help="Only the first so many images.")
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Only this: black, random, flip, adversarial, noise, deepfool, or a corruption. "
-            "May be given again.",
-        ),
-    ] = None,
-    corruptions: Annotated[
-        bool,
-        typer.Option(
-            "--corruptions",
-            help="Also blur, JPEG, brightness, contrast and noise, each in five severities.",
-        ),
-    ] = False,
-    train_split: Annotated[
-        str | None,
-        typer.Option(
-            "--train-split",
-            "--patch-split",
-            show_default=False,
-            help="Train the adversarial patch on this. Default: as the run was trained.",
-        ),
-    ] = None,
-    patch: Annotated[
-        Path | None,
-        typer.Option(
-            dir_okay=False, show_default=False, help="Use this patch: a picture or .safetensors."
-        ),
-    ] = None,
-    patch_steps: Annotated[int, typer.Option(min=1, help="Steps of the patch's training.")] = 300,
-    deepfool_objects: Annotated[
-        int, typer.Option(min=0, help="Attack so many detected objects; 0: all of them.")
-    ] = 200,
+    data: OtherData = None,
+    split: Split = None,
+    limit: Limit = None,
+    only: Only = None,
+    corruptions: Corruptions = False,
+    train_split: TrainSplit = None,
+    patch: PatchFile = None,
+    patch_steps: PatchSteps = 300,
+    deepfool_objects: DeepFoolObjects = 200,
     seed: Seed = 0,
     checkpoint: Checkpoint = "best",
     batch_size: BatchSize = None,
     workers: Workers = None,
     device: Device = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            file_okay=False, show_default=False, help="Folder for the files. Default: RUN."
-        ),
-    ] = None,
-    no_pictures: Annotated[
-        bool, typer.Option("--no-pictures", help="Keep no example images.")
-    ] = False,
+    out: OutFolder = None,
+    no_pictures: NoPictures = False,
     force: Force = False,
 ) -> None:
     """Measure a trained detector on perturbed images: patches on objects, noise, attacks.

@@ -24,6 +24,7 @@ from rankdet.cli.options import (
 )
 from rankdet.config import (
     BACKBONE_NAMES,
+    DETECTOR_NAMES,
     LOSS_NAMES,
     Config,
     apply_settings,
@@ -81,9 +82,7 @@ def train(
     ] = None,
     classes: Classes = None,
     format: FormatOption = None,
-    detector: Annotated[
-        str | None, typer.Option(show_default=False, help="retinanet is the only one so far.")
-    ] = None,
+    detector: Annotated[str | None, typer.Option(help=", ".join(DETECTOR_NAMES) + ".")] = None,
     backbone: Annotated[str | None, typer.Option(help=", ".join(BACKBONE_NAMES) + ".")] = None,
     loss: Annotated[
         str | None, typer.Option(help=f"The class loss: {', '.join(LOSS_NAMES)}.")

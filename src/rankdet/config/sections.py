@@ -28,6 +28,8 @@ FORMAT_NAMES = ("voc", "coco", "yolo")
 
 SMALLEST_SIDE = 32  # of an image: the stride of the backbone's last map
 LARGEST_SIDE = 8192
+SHORTEST_SIDE_OF_VGG = 268  # of an image for SSD with VGG-16: below, its last maps vanish
+BOTTLENECK_BACKBONES = ("resnet50", "resnet101", "resnext101_32x8d")  # which have a stride to move
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class DetectorConfig:
     (anchor_scale * stride * 2^(i / anchor_octaves))^2. anchor_grid: "centred" (the paper's code:
     each anchor in the middle of its stride x stride pixels) or "torchvision" (at their corner, in
     whole pixels; spread evenly where a side is no multiple of the last stride).
-    SSD has the layers and boxes of its paper (ssd_layout), whatever the anchor settings. pixels:
+    SSD has the layers and boxes of its paper (ssd_layout), whatever the anchor settings; which
+    settings a detector does not look at is in `rankdet.config.effects`. pixels:
     "imagenet" (divided by ImageNet's deviation) or "bytes" (0..255 less the mean, as torchvision's
     published SSD). Faster R-CNN: the anchors are those of the region proposal network; rois: the
     boxes of an image that the second stage learns from, objects included; proposals: how many the
@@ -124,6 +127,38 @@ class DetectorConfig:
                 f"expected {'vgg16 or small for' if self.name == 'ssd' else 'another for'} "
                 f"detector.name={self.name}",
                 "SSD is built on VGG-16, and VGG-16 is for SSD alone. Correct one of the two.",
+            )
+        if self.name != "ssd":
+            self._check_pyramid()
+
+    def _check_pyramid(self) -> None:
+        """What a feature pyramid and its anchors need."""
+        if self.stride_on == "1x1" and self.backbone not in BOTTLENECK_BACKBONES:
+            raise SettingError(
+                "detector.stride_on",
+                self.stride_on,
+                f"expected 3x3 for detector.backbone={self.backbone}, which has no bottlenecks",
+                f"Those have: {', '.join(BOTTLENECK_BACKBONES)}.",
+            )
+        stride = 4 if self.name == "faster_rcnn" and self.backbone != "small" else 8
+        size = self.anchor_scale * stride  # of the smallest anchors
+        if size < 1:
+            raise SettingError(
+                "detector.anchor_scale",
+                self.anchor_scale,
+                f"expected anchors of at least a pixel, and the finest stride is {stride}",
+                f"Give at least {1 / stride:g}.",
+            )
+        # Of half an anchor of the torchvision grid: it is rounded to whole pixels.
+        narrowest = (
+            int(size) / 2 * min(min(ratio, 1 / ratio) ** 0.5 for ratio in self.anchor_ratios)
+        )
+        if self.anchor_grid == "torchvision" and round(narrowest) < 1:
+            raise SettingError(
+                "detector.anchor_scale",
+                self.anchor_scale,
+                "expected no anchor that detector.anchor_grid=torchvision rounds to 0 pixels",
+                "Give a larger one, less extreme detector.anchor_ratios, or the grid centred.",
             )
 
 
@@ -196,8 +231,9 @@ class EvaluationConfig:
 
     every: epochs between evaluations during training; 0: only at the end. protocol: "voc" or
     "coco"; None: by the data's format. Images are resized to a shorter side of `shorter` with the
-    longer at most `longest`, or to fixed_size x fixed_size. scales: shorter sides for multi-scale
-    testing in place of `shorter`; flip: each also mirrored. last_level_threshold: in place of
+    longer at most `longest`, or to fixed_size x fixed_size; a training of SSD that has neither this
+    nor scales takes data.size (`square_evaluation`). scales: shorter sides for multi-scale testing
+    in place of `shorter`; flip: each also mirrored. last_level_threshold: in place of
     score_threshold for the coarsest level, as in the paper's code; None: the same. pictures: keep
     small copies of some images, with their boxes, in results.json for the report.
     """
@@ -254,6 +290,30 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, section):
                 raise SettingError(name, value, f"expected a {section.__name__}", "Make one.")
+        if self.detector.name == "ssd" and self.detector.backbone == "vgg16":
+            self._check_sides_for_vgg()
+
+    def _check_sides_for_vgg(self) -> None:
+        """The sides that apply: `data.size` does not with augmentation "jitter", and so on."""
+        evaluation = self.evaluation
+        sides: dict[str, int] = {}
+        if self.data.augmentation != "jitter":
+            sides["data.size"] = self.data.size
+        if evaluation.fixed_size is not None:
+            sides["evaluation.fixed_size"] = evaluation.fixed_size
+        elif evaluation.scales:
+            sides["evaluation.scales"] = evaluation.scales[0]
+        else:
+            sides["evaluation.shorter"] = evaluation.shorter
+        for key, side in sides.items():
+            if side < SHORTEST_SIDE_OF_VGG:
+                raise SettingError(
+                    key,
+                    side,
+                    f"expected at least {SHORTEST_SIDE_OF_VGG} pixels for SSD with VGG-16, whose "
+                    "last maps vanish below",
+                    "Give more, or take detector.backbone=small.",
+                )
 
 
 SECTIONS: dict[str, type[Any]] = {

@@ -33,8 +33,12 @@ def unpack_objects(
     counts: Sequence[int],
     image_ids: Sequence[int],
     sizes: Sequence[tuple[int, int]],
+    draws: Sequence[int] | None = None,
 ) -> list[Target]:
-    """The targets whose objects were put together; counts: objects of each image."""
+    """The targets whose objects were put together; counts: objects of each image.
+
+    The other sequences have what `Target` holds of each image; draws of None are 0.
+    """
     if not counts:
         return []
     columns = (
@@ -44,9 +48,10 @@ def unpack_objects(
         objects[:, 4].contiguous(),
     )
     parts = zip(*(column.split(list(counts)) for column in columns), strict=True)
+    draws = [0] * len(counts) if draws is None else draws
     return [
-        Target(boxes, labels, is_ignored, areas, image_id, size)
-        for (boxes, labels, is_ignored, areas), image_id, size in zip(
-            parts, image_ids, sizes, strict=True
+        Target(boxes, labels, is_ignored, areas, image_id, size, draw)
+        for (boxes, labels, is_ignored, areas), image_id, size, draw in zip(
+            parts, image_ids, sizes, draws, strict=True
         )
     ]

@@ -6,6 +6,7 @@ continued needs to know its epoch and position only.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,15 @@ class SampleKey:
         # NumPy cuts larger ones into pieces, and two different keys can then give the same numbers.
         if not all(0 <= part < 2**32 for part in (self.seed, self.epoch, self.index)):
             raise ValueError(f"expected integers from 0 to 2**32 - 1, got {self}")
+
+    @property
+    def draw(self) -> int:
+        """A number from 0 to 2**32 - 1 for choices that are made later; see `Target`.
+
+        >>> SampleKey(0, 1, 5).draw == SampleKey(0, 2, 5).draw
+        False
+        """
+        return zlib.crc32(f"{self.seed} {self.epoch} {self.index}".encode())
 
 
 def uniforms(keys: Sequence[SampleKey], count: int) -> Tensor:

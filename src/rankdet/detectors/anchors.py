@@ -77,7 +77,7 @@ class PyramidAnchors(KeptAnchors):
             raise ValueError(
                 f"anchor_octaves, anchor_ratios: expected at least one of each, got {got}"
             )
-        if scale * 8 < 1:
+        if scale * strides[0] < 1:
             raise ValueError(f"anchor_scale: expected anchors of at least a pixel, got {scale}")
         if grid not in ANCHOR_GRIDS:
             raise ValueError(f"anchor_grid: expected 'centred' or 'torchvision', got {grid!r}")
@@ -86,6 +86,11 @@ class PyramidAnchors(KeptAnchors):
         self.num_per_place = num_octave_steps * len(self.ratios)
         self.grid = grid
         self.generator = _generator(self.strides, scale, num_octave_steps, self.ratios, grid)
+        if any((cell[:, 2:] <= cell[:, :2]).any() for cell in self.generator.cell_anchors):
+            raise ValueError(
+                f"anchor_scale, anchor_ratios: expected no anchor that the grid {grid!r} rounds to "
+                f"0 pixels, got {scale} and {self.ratios}"
+            )
 
     def make_levels(
         self, grids: tuple[Grid, ...], image_size: tuple[int, int], device: torch.device

@@ -1,8 +1,8 @@
-"""Random choices among the boxes of an image, the same wherever and whenever the image is seen.
+"""Random choices among the boxes of an image, new in each epoch and the same wherever it is seen.
 
 A run that is resumed, and any number of processes, on any device, must choose the same boxes. So
-nothing is drawn from a generator with a state: a box's number in the lottery is a hash of its place
-and of its image.
+nothing is drawn from a generator with a state: a box's number in the lottery is a hash of its
+place, of its image and of the image's `draw`, which comes from seed and epoch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PREFERRED = 2**_NUM_BITS  # added to a number, it is higher than all others
 def lots(targets: Sequence[Target], num_boxes: int, device: torch.device, purpose: str) -> Tensor:
     """(B, A) int64, 0 to PREFERRED - 1: a random number for each of A boxes of each image.
 
-    It is always the same for the same purpose, image (its image_id and size) and place of the box.
+    It is always the same for the same purpose, image (its image_id, size and draw) and place of the
+    box.
     """
     seeds = torch.tensor([_seed(target, purpose) for target in targets], dtype=torch.int64)
     seeds = seeds.to(device, non_blocking=True)  # so few bytes are copied without a wait
@@ -49,4 +50,4 @@ def drawn(numbers: Tensor, num_drawn: int) -> tuple[Tensor, Tensor]:
 
 def _seed(target: Target, purpose: str) -> int:
     """32 bits."""
-    return zlib.crc32(f"{purpose} {target.image_id} {target.size}".encode())
+    return zlib.crc32(f"{purpose} {target.image_id} {target.size} {target.draw}".encode())

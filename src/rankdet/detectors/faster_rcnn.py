@@ -15,12 +15,11 @@ from torchvision.ops.poolers import LevelMapper
 
 from rankdet.detectors.anchors import PyramidAnchors
 from rankdet.detectors.backbones import body_stages, make_backbone, make_norm
-from rankdet.detectors.detector import ClassOutput, Detector
+from rankdet.detectors.detector import PRIOR_LOGIT, ClassOutput, Detector, num_columns
 from rankdet.detectors.rois import choose_rois
 from rankdet.detectors.rpn import Proposals, RegionProposalNetwork, propose
 from rankdet.structures import Predictions, Target
 
-_PRIOR = 0.01  # probability that an RoI is of a class, as a network of sigmoids is initialised
 _CANDIDATES, _TEST_CANDIDATES = 2000, 1000  # anchors of a level that are looked at, at least
 
 
@@ -181,10 +180,7 @@ def make_faster_rcnn(
     >>> first.logits.shape, second.logits.shape, second.deltas.shape
     (torch.Size([2, 378, 1]), torch.Size([2, 50, 3]), torch.Size([2, 50, 3, 4]))
     """
-    if num_classes < 1:
-        raise ValueError(f"num_classes: expected at least 1, got {num_classes}")
-    if activation not in ("sigmoid", "softmax"):
-        raise ValueError(f"activation: expected 'sigmoid' or 'softmax', got {activation!r}")
+    columns = num_columns(num_classes, activation)
     if head_norm not in (None, "group"):
         raise ValueError(f"head_norm: expected None or 'group', got {head_norm!r}")
     settings = RoISettings(num_rois, num_proposals, num_test_proposals, positive_iou)
@@ -201,13 +197,13 @@ def make_faster_rcnn(
     if head_norm is not None:
         head.conv = _normed_convolution(pyramid.out_channels, head_norm)
     roi_heads = _make_roi_heads(
-        pyramid, num_classes, activation=activation, is_small=backbone == "small"
+        pyramid, columns, has_background=columns > num_classes, is_small=backbone == "small"
     )
     return FasterRCNN(pyramid, RegionProposalNetwork(head, anchors), roi_heads, settings)
 
 
 def _make_roi_heads(
-    pyramid: BackboneWithFPN, num_classes: int, *, activation: str, is_small: bool
+    pyramid: BackboneWithFPN, columns: int, *, has_background: bool, is_small: bool
 ) -> RoIHeads:
     """RoIAlign, two wide layers and the outputs; for the small network narrower in every way."""
     resolution, width = (5, 128) if is_small else (7, 1024)
@@ -229,8 +225,7 @@ def _make_roi_heads(
         canonical_level=pool.canonical_level,
     )
     head = TwoMLPHead(pyramid.out_channels * resolution**2, width)
-    has_background = activation == "softmax"
-    predictor = FastRCNNPredictor(width, num_classes + has_background)
+    predictor = FastRCNNPredictor(width, columns)
     _initialise(head, predictor, has_background=has_background)
     return RoIHeads(pool, head, predictor, has_background=has_background)
 
@@ -244,7 +239,7 @@ def _initialise(head: TwoMLPHead, predictor: FastRCNNPredictor, *, has_backgroun
     for layer in (head.fc6, head.fc7, predictor.cls_score, predictor.bbox_pred):
         nn.init.zeros_(layer.bias)
     if not has_background:  # as in RetinaNet: most RoIs are no object of most classes
-        nn.init.constant_(predictor.cls_score.bias, -math.log((1 - _PRIOR) / _PRIOR))
+        nn.init.constant_(predictor.cls_score.bias, PRIOR_LOGIT)
 
 
 def _normed_convolution(num_channels: int, norm: str) -> nn.Sequential:

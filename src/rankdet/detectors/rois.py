@@ -37,8 +37,8 @@ def choose_rois(
     such constraint in either arm.
 
     Objects with `is_ignored` are no candidates, and what lies on them (`IoUAssigner`) is not drawn.
-    An image is always drawn alike, see `lots`; with fewer candidates than num_rois there is
-    padding at the end.
+    See `lots` for what the choice depends on. With fewer candidates than num_rois there is padding
+    at the end.
     """
     boxes, is_padding = _with_objects(proposals, targets)
     num_images, num_boxes = is_padding.shape

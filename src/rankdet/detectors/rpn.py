@@ -146,7 +146,7 @@ class SampledAnchors:
     An anchor is an object from an IoU of positive_iou on, or if it is the best of an object; below
     negative_iou it is background; see `IoUAssigner`. There is one class: labels are 0, BACKGROUND
     or IGNORED. Of each image num_samples anchors stay, of which objects are positive_share at most,
-    chosen at random; the rest is ignored. An image is always sampled alike, see `lots`.
+    chosen at random; the rest is ignored. See `lots` for what the choice depends on.
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from rankdet.experiments.comparison import (
     Variant,
     chosen,
     data_notes,
+    multi_scale_notes,
     server_files,
     variant_config,
 )
@@ -23,11 +24,11 @@ from rankdet.experiments.figures import BLUE, GREY, label_axes, new_figure, save
 from rankdet.experiments.paper import paper, paper_table
 from rankdet.experiments.scales import Training, multi_scale
 from rankdet.experiments.tables import (
-    FAILED,
     NO_NUMBER,
-    NOT_RUN,
+    backbone_text,
     caption,
     markdown_table,
+    missing_text,
     number,
     page,
 )
@@ -41,6 +42,18 @@ CLASS_NAMES = {
     "table": "diningtable",
     "tv": "tvmonitor",
 }
+
+# What a speed depends on, by its key in a result.
+_CONDITIONS = {
+    "batch_size": "images at a time",
+    "images": "side of an image",
+    "precision": "precision",
+    "machine": "machine",
+}
+_SPEED_NOTE = (
+    "Inference speed: network and postprocessing, as the evaluation ran it. The paper does not say "
+    "how many images it looked at together, nor in which precision."
+)
 
 
 @dataclass(frozen=True)
@@ -89,15 +102,13 @@ class Benchmark:
             values = [NO_NUMBER if value == "n/a" else value for value in values]
             rows.append([row["name"], row["backbone"], "paper", *values])
             if row["name"] in {entry.row for entry in self.entries}:
-                ours = _ours(results.get(row["name"]), columns, record, row["name"])
-                rows.append([f"**{row['name']}**", _backbone(record, row["name"]), "ours", *ours])
+                ours = _ours(record, row["name"], columns)
+                backbone = backbone_text(record, [row["name"]])
+                rows.append([f"**{row['name']}**", backbone, "ours", *ours])
         table = markdown_table(["method", "backbone", "by", *columns], rows)
         variants = [entry.variant for entry in self.entries]
         notes = [*_other_classes(results, columns), *data_notes(variants, record)]
-        notes.append(
-            "+: 0.8 to 1.6 times the usual side, each also mirrored; the paper does not say which "
-            "scales it took."
-        )
+        notes += [*multi_scale_notes(record, "+"), _SPEED_NOTE]
         return page(record, self.title, [table, _speeds(results)], [*notes, caption(self.label)])
 
     def figure(self, record: Record, path: Path) -> None:
@@ -131,7 +142,7 @@ def _result(entry: Entry, config: Config, tested: Config, request: Request) -> d
     result |= {
         "metrics": results["metrics"],
         "classes": class_results(results),
-        "inference": results["inference"],
+        "inference": inference_of(results),
         "submission": _submission(entry, config, tested, run, request),
     }
     return result
@@ -148,27 +159,33 @@ def _submission(
     return submitted(run, request, split, f"{split}-scales", tested)
 
 
-def _ours(
-    result: Mapping[str, Any] | None, columns: Sequence[str], record: Record, row: str
-) -> list[str]:
+def inference_of(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The speed in a results.json, and what it depends on."""
+    evaluation = results["config"]["evaluation"]
+    if evaluation["fixed_size"]:
+        images = f"{evaluation['fixed_size']} x {evaluation['fixed_size']}"
+    else:
+        images = ", ".join(str(side) for side in evaluation["scales"] or [evaluation["shorter"]])
+    return {
+        **results["inference"],
+        "batch_size": evaluation["batch_size"],
+        "images": images + (" mirrored, too" if evaluation["flip"] else ""),
+        "precision": "float32",  # of every evaluation
+        "machine": results["provenance"]["machine"],
+    }
+
+
+def _ours(record: Record, row: str, columns: Sequence[str]) -> list[str]:
     """The cells of a row of ours."""
-    if result is None:
-        state = FAILED if "error" in record["rows"].get(row, {}) else NOT_RUN
-        return [state, *[NO_NUMBER] * (len(columns) - 1)]
-    if result["metrics"] is None:
-        state = "server" if result.get("submission") else "no labels"
-        return [state, *[NO_NUMBER] * (len(columns) - 1)]
+    if text := missing_text(record, row):
+        return [text, *[NO_NUMBER] * (len(columns) - 1)]
+    result = results_of(record)[row]
     values = {**result["classes"], **result["metrics"]}
     cells = []
     for column in columns:
         name = CLASS_NAMES.get(column, column)
         cells.append(number(values[name]) if name in values else NO_NUMBER)
     return cells
-
-
-def _backbone(record: Record, row: str) -> str:
-    entry = record["rows"].get(row)
-    return entry["settings"]["config"]["detector"]["backbone"] if entry else NO_NUMBER
 
 
 def _other_classes(results: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
@@ -188,14 +205,17 @@ def _speeds(results: Mapping[str, Any]) -> str:
     rows = []
     for name, result in results.items():
         if result["inference"] is not None:
-            network = result["inference"]["network_images_per_second"]
-            loaded = result["inference"]["images_per_second"]
-            rows.append([name, f"{network:.1f}", f"{1000 / network:.1f}", f"{loaded:.1f}"])
-    speed = paper()["statements"]["inference_speed"]
-    own = speed["images_per_second"]
-    rows.append([f"paper, {speed['machine']}", f"{own:.0f}", f"{1000 / own:.0f}", NO_NUMBER])
+            own = result["inference"]
+            network, loaded = own["network_images_per_second"], own["images_per_second"]
+            conditions = [str(own.get(key, NO_NUMBER)) for key in _CONDITIONS]
+            speeds = [f"{network:.1f}", f"{1000 / network:.1f}", f"{loaded:.1f}"]
+            rows.append([name, *speeds, *conditions])
+    said = paper()["statements"]["inference_speed"]
+    speed = said["images_per_second"]
+    conditions = [str(said.get(key, NO_NUMBER)) for key in _CONDITIONS]
+    rows.append(["paper", f"{speed:.0f}", f"{1000 / speed:.0f}", NO_NUMBER, *conditions])
     heading = ["inference speed", "images/s", "ms/image", "images/s with loading"]
-    return markdown_table(heading, rows)
+    return markdown_table([*heading, *_CONDITIONS.values()], rows)
 
 
 def _entries(data: str, *, has_800: bool = False) -> tuple[Entry, ...]:

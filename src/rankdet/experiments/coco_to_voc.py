@@ -13,6 +13,7 @@ from rankdet.experiments.comparison import (
     SERVER_SPLITS,
     Variant,
     data_notes,
+    multi_scale_notes,
     server_files,
     variant_config,
 )
@@ -21,11 +22,10 @@ from rankdet.experiments.figures import BLUE, GREY, label_axes, new_figure, save
 from rankdet.experiments.paper import paper_table
 from rankdet.experiments.scales import Training, multi_scale
 from rankdet.experiments.tables import (
-    FAILED,
-    NO_NUMBER,
-    NOT_RUN,
+    backbone_text,
     caption,
     markdown_table,
+    missing_text,
     number,
     page,
 )
@@ -103,12 +103,15 @@ def markdown(record: Record) -> str:
         values = [number(entry["values"][column]) for column in VARIANTS]
         rows.append([f"{entry['group']}: {entry['name']}", entry["backbone"], "paper", *values])
         if entry["name"] == "Ours":
-            ours = [_cell(record, f"{entry['group']}: {column}") for column in VARIANTS]
-            rows.append([f"**{entry['group']}: AP-loss**", _backbone(record), "ours", *ours])
+            keys = [f"{entry['group']}: {column}" for column in VARIANTS]
+            backbone = backbone_text(record, keys)
+            ours = [_cell(record, key) for key in keys]
+            rows.append([f"**{entry['group']}: AP-loss**", backbone, "ours", *ours])
     table = markdown_table(["method", "backbone", "by", *VARIANTS], rows)
     notes = [
         "AP50 in percent. The second training has the length and learning rate of one from "
         "ImageNet's weights: the paper does not say what it changed.",
+        *multi_scale_notes(record, "Multi-Scale"),
         *data_notes(list(VARIANTS.values()), {**record, "plan": list(VARIANTS)}),
         caption(LABEL),
     ]
@@ -116,18 +119,9 @@ def markdown(record: Record) -> str:
 
 
 def _cell(record: Record, key: str) -> str:
-    result = results_of(record).get(key)
-    if result is None:
-        return FAILED if "error" in record["rows"].get(key, {}) else NOT_RUN
-    if result["metrics"] is None:
-        return "server" if result["submission"] else "no labels"
-    return number(result["metrics"]["AP50"])
-
-
-def _backbone(record: Record) -> str:
-    for row in record["rows"].values():
-        return str(row["settings"]["config"]["detector"]["backbone"])
-    return NO_NUMBER
+    if text := missing_text(record, key):
+        return text
+    return number(results_of(record)[key]["metrics"]["AP50"])
 
 
 def figure(record: Record, path: Path) -> None:

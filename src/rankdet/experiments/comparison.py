@@ -20,9 +20,9 @@ from rankdet.experiments.figures import (
     new_figure,
     save_figure,
 )
-from rankdet.experiments.paper import paper_table
+from rankdet.experiments.paper import paper_row, paper_value
 from rankdet.experiments.scales import Training, base_config, with_changes
-from rankdet.experiments.tables import FAILED, NOT_RUN, Cell, caption, comparison_table, page
+from rankdet.experiments.tables import Cell, caption, comparison_table, missing_text, page
 
 METRICS = ("AP", "AP50", "AP75")
 LOSSES = {"CE-Loss + OHEM": "ohem", "Focal Loss": "focal", "AUC-Loss": "auc", "AP-Loss": "ap"}
@@ -192,16 +192,12 @@ def cells_of(variants: Sequence[Variant], record: Record) -> dict[tuple[str, str
     results = results_of(record)
     cells = {}
     for variant in variants:
-        result = results.get(variant.key)
+        ours = results.get(variant.key, {}).get("metrics") or {}
+        text = missing_text(record, variant.key)
         for metric in variant.metrics:
-            value, text = None, _state(variant, record)
-            if result is not None and result["metrics"] is None:
-                text = "server" if result.get("submission") else "no labels"
-            elif result is not None:
-                value = result["metrics"].get(metric)
             paper, is_best = paper_cell(variant, metric)
             cells[variant.row, column_name(variant.group, metric)] = Cell(
-                value, paper, text, is_best
+                ours.get(metric), paper, text, is_best
             )
     return cells
 
@@ -212,10 +208,7 @@ def paper_cell(variant: Variant, metric: str) -> tuple[float | None, bool]:
         return None, False
     label, name = variant.paper
     column = f"{variant.group} / {metric}" if variant.group else metric
-    for row in paper_table(label)["rows"]:
-        if row["name"] == name:
-            return row["values"][column], column in row["best"]
-    raise KeyError(f"the paper's table {label} has no row {name!r}")
+    return paper_value(label, name, column), column in paper_row(label, name)["best"]
 
 
 def data_notes(variants: Sequence[Variant], record: Record) -> list[str]:
@@ -241,8 +234,21 @@ def data_notes(variants: Sequence[Variant], record: Record) -> list[str]:
     return notes
 
 
-def _state(variant: Variant, record: Record) -> str:
-    entry = record["rows"].get(variant.key)
-    if variant.key not in record["plan"]:
-        return "–"
-    return FAILED if entry and "error" in entry else NOT_RUN
+def multi_scale_notes(record: Record, name: str) -> list[str]:
+    """What differs between rows of one scale and of several, as the record has them.
+
+    name: of the rows of several.
+    """
+    notes = [
+        f"{name}: 0.8 to 1.6 times the usual side (1 and 1.5 times at smoke), each also mirrored; "
+        "the paper does not say which scales it took."
+    ]
+    configs = [row["settings"]["config"] for row in record["rows"].values()]
+    sides = sorted({config["evaluation"]["fixed_size"] for config in configs} - {None})
+    if sides:
+        squares = " or ".join(str(side) for side in sides)
+        notes.append(
+            f"Images of one scale are squares of {squares} pixels here; those of {name} keep the "
+            "aspect, as all of the paper's do."
+        )
+    return notes

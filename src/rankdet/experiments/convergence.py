@@ -23,7 +23,7 @@ from rankdet.experiments.optimisations import (
 )
 from rankdet.experiments.paper import paper
 from rankdet.experiments.scales import with_changes
-from rankdet.experiments.tables import NOT_RUN, markdown_table, number, page
+from rankdet.experiments.tables import markdown_table, missing_text, number, page
 
 _WINDOW = 0.02  # of all steps, over which the curves of the figure are smoothed
 _NOTES = (
@@ -97,7 +97,7 @@ def markdown(record: Record) -> str:
     for name, optimisation in OPTIMISATIONS.items():
         result = results.get(name)
         if result is None:
-            rows.append([optimisation.words, NOT_RUN, "", "", ""])
+            rows.append([optimisation.words, missing_text(record, name), "", "", ""])
             continue
         rows.append(
             [

@@ -10,7 +10,7 @@ from rankdet.experiments.comparison import COLOURS, LOSSES, Comparison, Variant
 from rankdet.experiments.experiment import Experiment, Record, results_of
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import RETINANET_VOC, SSD_VOC
-from rankdet.experiments.tables import markdown_table, number, page
+from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 
 _METRICS = ("AP50", "AP")
 
@@ -28,9 +28,10 @@ class Curves:
         for metric in _METRICS:
             curves = [_curve(results, variant, metric) for variant in self.variants]
             epochs = sorted({epoch for curve in curves for epoch in curve})
-            rows = [
-                [f"{epoch:g}", *(number(curve.get(epoch)) for curve in curves)] for epoch in epochs
-            ]
+            missing = [missing_text(record, variant.key) for variant in self.variants]
+            rows = [[f"{epoch:g}", *_texts(curves, missing, epoch)] for epoch in epochs]
+            if not rows:
+                rows = [[NO_NUMBER, *missing]]  # why there is none
             heading = ["epoch", *(variant.row for variant in self.variants)]
             tables.append(f"{metric} in percent:\n\n{markdown_table(heading, rows)}")
         note = "The paper shows these as curves alone; it has no numbers for them."
@@ -62,6 +63,13 @@ def _curve(results: dict[str, dict], variant: Variant, metric: str) -> dict[floa
     if result is None:
         return {}
     return {row["epoch"]: row.get(metric) for row in result["curve"]}
+
+
+def _texts(
+    curves: Sequence[dict[float, float | None]], missing: Sequence[str], epoch: float
+) -> list[str]:
+    pairs = zip(missing, curves, strict=True)
+    return [text or number(curve.get(epoch)) for text, curve in pairs]
 
 
 def _experiment(name: str, curves: Curves, labels: Sequence[str]) -> Experiment:

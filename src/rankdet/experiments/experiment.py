@@ -20,12 +20,13 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rankdet.config import Config
 from rankdet.errors import RankdetError, TrainingError, counted, shorten
+from rankdet.experiments.figures import FIGURE_MARK
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.progress import say
 
@@ -35,7 +36,6 @@ Record = Mapping[str, Any]  # what ITEM.json holds
 _KEY = "rankdet_reproduction"
 _MARK = f'"{_KEY}"'  # at the start of each of our JSON files
 _MARKDOWN_MARK = "<!-- rankdet reproduce"  # at the start of each of our Markdown files
-_PNG_MARK = "PNG"
 _VERSION = 1
 
 
@@ -93,6 +93,8 @@ class Experiment:
 
     summary: one line. labels: of the paper's tables and figures that it answers. plan: the rows for
     a request. markdown and figure: what is shown of a record, in which rows may be missing yet.
+    has_trainings: whether the rows name their trainings. Those are saved on Ctrl-C, and `jobs` of
+    them run at the same time; otherwise a row that is ended begins again, and rows run alone.
     """
 
     name: str
@@ -101,7 +103,7 @@ class Experiment:
     plan: Callable[[Request], Sequence[Row]]
     markdown: Callable[[Record], str]
     figure: Callable[[Record, Path], None]
-    scales: tuple[str, ...] = field(default=SCALES)
+    has_trainings: bool = True
 
 
 class Stopped(Exception):
@@ -121,11 +123,6 @@ def reproduce(
     others go on, and TrainingError comes at the end. is_forced: rows of other settings, and files
     that are not ours, are replaced.
     """
-    if request.scale not in experiment.scales:
-        raise RankdetError(
-            f"{experiment.name}: there is no scale {request.scale!r}; "
-            f"it has {', '.join(experiment.scales)}."
-        )
     rows = experiment.plan(request)
     assert len({row.key for row in rows}) == len(rows), "each row has its own name"
     request.out.mkdir(parents=True, exist_ok=True)
@@ -135,7 +132,12 @@ def reproduce(
         if len(waiting) < len(rows):
             done = counted(len(rows) - len(waiting), "row")
             say(f"{experiment.name}: {done} of {len(rows)} finished before, and kept.")
-        if request.jobs > 1:
+        if request.jobs > 1 and not experiment.has_trainings:
+            say(
+                f"{experiment.name}: --jobs {request.jobs} is not used: its rows are trained or "
+                "measured in this process, one after the other."
+            )
+        elif request.jobs > 1:
             _train_beforehand(waiting, request)
         for number, row in enumerate(waiting, start=1):
             say(f"{experiment.name}: row {number} of {len(waiting)}: {row.key}")
@@ -158,6 +160,13 @@ def write_views(experiment: Experiment, record: Record, out: Path) -> list[Path]
         figure = table.with_suffix(".png")
         write_whole(figure, drawn.read_bytes())
     return [table, figure]
+
+
+def refuse_foreign_views(experiment: Experiment, out: Path, *, is_forced: bool = False) -> None:
+    """RankdetError if the table or the figure would replace a file that is not ours."""
+    file = _file(experiment, out)
+    refuse_foreign(file.with_suffix(".md"), _MARKDOWN_MARK, is_forced)
+    refuse_foreign(file.with_suffix(".png"), FIGURE_MARK, is_forced)
 
 
 def read_record(file: Path) -> dict[str, Any]:
@@ -202,9 +211,8 @@ def _begun_record(
 ) -> dict[str, Any]:
     """The record to go on with; RankdetError if what is there is not the same experiment."""
     file = _file(experiment, request.out)
-    for path, mark in ((file, _MARK), (file.with_suffix(".md"), _MARKDOWN_MARK)):
-        refuse_foreign(path, mark, is_forced)
-    refuse_foreign(file.with_suffix(".png"), _PNG_MARK, is_forced)
+    refuse_foreign(file, _MARK, is_forced)
+    refuse_foreign_views(experiment, request.out, is_forced=is_forced)
     record: dict[str, Any] = {
         _KEY: _VERSION,
         "item": experiment.name,

@@ -19,7 +19,7 @@ from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.optimisations import MEASURE, OPTIMISATIONS, study_config
 from rankdet.experiments.paper import paper
 from rankdet.experiments.scales import with_changes
-from rankdet.experiments.tables import NO_NUMBER, NOT_RUN, markdown_table, page
+from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, page
 
 ALL = "all"
 
@@ -35,17 +35,39 @@ _NOTES = (
 )
 
 
-def notes() -> list[str]:
+def notes(record: Record) -> list[str]:
     """What a reader of the numbers has to know, and what the paper says."""
     said = paper()["statements"]["fig-performance_imbalance"]
     return [
         *_NOTES,
+        *_length_notes(record),
         "Paper: error-driven keeps a steady value under any imbalance; the hinge's rises with the "
         "number of proposals; the approximate gradient is good below "
         f"{said['approximate_is_good_below']:,}, and above "
-        f"{said['approximate_needs_snapshot_above']:,} converges from the snapshot "
-        f"({said['snapshot_proposals']:,} proposals, {said['snapshot_epochs']} epochs) alone. Its "
+        f"{said['approximate_needs_snapshot_above']:,} converges from the snapshot alone. Its "
         "figure has no numbers.",
+    ]
+
+
+def _length_notes(record: Record) -> list[str]:
+    """How long was trained, by the settings of the rows, and the paper's numbers beside them."""
+    said = paper()["statements"]["fig-performance_imbalance"]
+    settings = [row["settings"] for row in record["rows"].values() if "settings" in row]
+    if not settings:
+        return []
+    study, training = settings[0]["study"], settings[0]["config"]["training"]
+    if training["max_steps"] is None:
+        whole, unit = training["epochs"], "epochs"
+    else:
+        whole, unit = training["max_steps"], "steps"
+    of_snapshot, of_proposer = (
+        f"{max(1, round(study[name] * whole)):,} {unit} (of {whole:,})"
+        for name in ("snapshot_part", "proposal_part")
+    )
+    return [
+        f"Snapshot: {study['snapshot_proposals']:,} proposals, {of_snapshot}; the paper's: "
+        f"{said['snapshot_proposals']:,} proposals, {said['snapshot_epochs']} epochs. Proposal "
+        f"network: {of_proposer}; the paper does not say how long."
     ]
 
 
@@ -143,8 +165,9 @@ def markdown(record: Record) -> str:
     for name, optimisation in OPTIMISATIONS.items():
         texts = [optimisation.words]
         for number in numbers:
-            result = results.get(key_of(name, number))
-            texts.append(NOT_RUN if result is None else "{:.3f}{}".format(*final_of(result)))
+            key = key_of(name, number)
+            text = missing_text(record, key)
+            texts.append(text or "{:.3f}{}".format(*final_of(results[key])))
         rows.append(texts)
     ratios = ["negatives to a positive"]
     for number in numbers:
@@ -152,7 +175,7 @@ def markdown(record: Record) -> str:
         ratio = next((result["imbalance"] for result in found if result is not None), None)
         ratios.append(NO_NUMBER if ratio is None else f"{ratio:,.0f}")
     heading = ["final AP-loss, proposals:", *(f"{number or ALL}" for number in numbers)]
-    return page(record, SUMMARY, [markdown_table(heading, [*rows, ratios])], notes())
+    return page(record, SUMMARY, [markdown_table(heading, [*rows, ratios])], notes(record))
 
 
 def figure(record: Record, path: Path) -> None:
@@ -201,4 +224,5 @@ EXPERIMENT = Experiment(
     plan=plan,
     markdown=markdown,
     figure=figure,
+    has_trainings=False,
 )

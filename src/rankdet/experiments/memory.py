@@ -17,7 +17,7 @@ from rankdet.experiments.comparison import COLOURS, LOSSES
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import GREY, label_axes, new_figure, save_figure
 from rankdet.experiments.scales import Training, base_config, with_changes
-from rankdet.experiments.tables import NOT_RUN, markdown_table, page
+from rankdet.experiments.tables import markdown_table, missing_text, page
 
 BATCH_SIZES = {
     "smoke": (1, 2),
@@ -133,11 +133,11 @@ def markdown(record: Record) -> str:
     rows = [["network without a loss"], [NO_CLASS_LOSS], *([name] for name in LOSSES)]
     rows += [[f"{name}, by itself"] for name in LOSSES]
     for size in sizes:
-        result = results.get(str(size))
-        if result is None:
+        if text := missing_text(record, str(size)):
             for texts in rows:
-                texts.append(NOT_RUN)
+                texts.append(text)
             continue
+        result = results[str(size)]
         base = result["without_loss"]
         values = [base["AP-Loss"], result[NO_CLASS_LOSS] - base["AP-Loss"]]
         values += [result["with_loss"][name] - base[name] for name in LOSSES]
@@ -195,4 +195,5 @@ EXPERIMENT = Experiment(
     plan=plan,
     markdown=markdown,
     figure=figure,
+    has_trainings=False,
 )

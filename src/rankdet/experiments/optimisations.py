@@ -42,7 +42,9 @@ OPTIMISATIONS: dict[str, Optimisation] = {
 
 MEASURE = (
     "AP-loss: 1 - AP of the batch before its step, of all classes and anchors that the loss sees, "
-    "with the exact (Heaviside) step and interpolated precision: the same measure for all three."
+    "with the exact (Heaviside) step and interpolated precision: the same measure for all three. "
+    "Where a step has several parts that are ranked alone (training.accumulate; 2 parts of 8 "
+    "images at the scale paper), it is that of the last part."
 )
 
 # Whether an optimisation converges is seen on few images that are seen often.

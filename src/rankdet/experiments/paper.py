@@ -34,16 +34,23 @@ def paper_table(label: str) -> dict[str, Any]:
     return table
 
 
-def paper_value(label: str, row: str, column: str, *, group: str | None = None) -> float | None:
-    """A number of the paper; None where it has a dash. KeyError if there is no such cell.
+def paper_row(label: str, row: str, *, group: str | None = None) -> dict[str, Any]:
+    """A row of the paper's table of this label; KeyError if there is none.
 
     group: where two rows have the same name, as in tables with one and two stages.
+    """
+    for entry in paper_table(label)["rows"]:
+        if entry["name"] == row and group in (None, entry.get("group")):
+            found: dict[str, Any] = entry
+            return found
+    raise KeyError(f"the paper's table {label} has no row {row!r}")
+
+
+def paper_value(label: str, row: str, column: str, *, group: str | None = None) -> float | None:
+    """A number of the paper; None where it has a dash. KeyError if there is no such cell.
 
     >>> paper_value("voc-smoothing", "0.25", "AP")
     50.2
     """
-    for entry in paper_table(label)["rows"]:
-        if entry["name"] == row and group in (None, entry.get("group")):
-            value: float | None = entry["values"][column]
-            return value
-    raise KeyError(f"the paper's table {label} has no row {row!r}")
+    value: float | None = paper_row(label, row, group=group)["values"][column]
+    return value

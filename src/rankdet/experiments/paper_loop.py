@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankdet.config import LossConfig
 from rankdet.losses.labels import counted_entries, positive_entries
 
 
@@ -31,6 +32,15 @@ def paper_ap_loss(logits: Tensor, labels: Tensor, delta: float = 1.0) -> Tensor:
     """
     value: Tensor = _PaperLoop.apply(logits, labels, delta)
     return value
+
+
+def delta_of(loss: LossConfig) -> float:
+    """The half width of the step in the settings of a loss; the paper's 1 where they name none.
+
+    >>> delta_of(LossConfig("ap")), delta_of(LossConfig("ap", {"delta": 2}))
+    (1.0, 2.0)
+    """
+    return float(loss.settings.get("delta", 1.0))
 
 
 def nontrivial_negatives(logits: Tensor, labels: Tensor, delta: float = 1.0) -> Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdet.config import Config, to_dict
+from rankdet.errors import counted
 from rankdet.experiments.arms import run_folder, trained
 from rankdet.experiments.comparison import COLOURS, LOSSES, Variant, variant_config
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
@@ -17,11 +18,10 @@ from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import RETINANET_VOC
 from rankdet.experiments.paper import paper_table
 from rankdet.experiments.tables import (
-    FAILED,
-    NOT_RUN,
     Cell,
     caption,
     comparison_table,
+    missing_text,
     number,
     page,
 )
@@ -37,6 +37,8 @@ COLUMNS = {
     "noise": "Gaussian Noise",
     "deepfool": "DeepFool",
 }
+
+_FEW_OBJECTS = 20  # of which a mean says little
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def _run(config: Config, effort: Effort, request: Request) -> dict[str, Any]:
             device=request.device,
             out=run.with_name(f"{run.name}-robustness"),
         )
-    kept = ("perturbations", "deepfool", "patch", "settings", "notes")
+    kept = ("perturbations", "deepfool", "patch", "data", "settings", "notes")
     return {"run": run_folder(config, request).name, **{name: content[name] for name in kept}}
 
 
@@ -98,6 +100,7 @@ def markdown(record: Record) -> str:
         "AP50 in percent; DeepFool: the mean L2 norm of the smallest perturbation that changes a "
         "prediction, in grey levels of 0 to 255. More is better everywhere.",
         "Our trainings are those of `losses-voc`.",
+        *_sample_notes(record),
         *_fooled_notes(record),
         caption(LABEL),
     ]
@@ -112,12 +115,11 @@ def cells(record: Record) -> dict[tuple[str, str], Cell]:
     for loss in LOSSES:
         result = results.get(loss)
         ours = {} if result is None else numbers(result)
-        state = FAILED if "error" in record["rows"].get(loss, {}) else NOT_RUN
         for column in COLUMNS.values():
             found[loss, column] = Cell(
                 ours.get(column),
                 paper[loss]["values"][column],
-                "" if result is not None else state,
+                missing_text(record, loss),
                 column in paper[loss]["best"],
             )
     return found
@@ -129,12 +131,43 @@ def numbers(result: Record) -> dict[str, float | None]:
     return {**values, COLUMNS["deepfool"]: result["deepfool"]["norm_255"]}
 
 
+def _sample_notes(record: Record) -> list[str]:
+    """On how much the numbers rest; the same for every loss, whose rows have the same settings."""
+    results = list(results_of(record).values())
+    if not results:
+        return []
+    data, settings, patch = (results[0][name] for name in ("data", "settings", "patch"))
+    images = counted(data["num_images"], "image")
+    images = f"all {images}" if settings["limit"] is None else f"the first {images}"
+    limit = settings["deepfool_objects"]
+    objects = "all detected objects"
+    if limit is not None:
+        objects = f"the first {counted(limit, 'detected object')}"
+    return [
+        f"Our columns are of the same sample, Original too: {images}, "
+        f"{counted(data['num_objects'], 'object')}. Advs-Patch: trained for "
+        f"{counted(patch['settings']['steps'], 'step')} on the "
+        f"{counted(patch['num_images'], 'image')} of {patch['split']}. DeepFool attacks {objects}. "
+        "The paper's are of VOC2007 test; it does not say how long it trained a patch, nor how "
+        "many objects it attacked."
+    ]
+
+
 def _fooled_notes(record: Record) -> list[str]:
-    parts = []
+    parts, fewest = [], _FEW_OBJECTS
     for loss, result in results_of(record).items():
         fooled = result["deepfool"]
+        fewest = min(fewest, fooled["num_attacked"])
         parts.append(f"{loss} {number(fooled['success_rate'])} % of {fooled['num_attacked']}")
-    return [f"Objects that DeepFool changed, of those attacked: {'; '.join(parts)}."]
+    notes = [f"Objects that DeepFool changed, of those attacked: {'; '.join(parts)}."]
+    if fewest < _FEW_OBJECTS:
+        notes.append(
+            "Thresholds are the scores with the best F1 on these images, which are scores of "
+            "detected objects: such an object stands at its threshold already, and its smallest "
+            f"change is next to 0. Of fewer than {_FEW_OBJECTS} objects, DeepFool's mean says "
+            "little else."
+        )
+    return notes
 
 
 def figure(record: Record, path: Path) -> None:

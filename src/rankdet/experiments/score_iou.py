@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rankdet.config import Config, merge, to_dict
+from rankdet.config import Config, to_dict
 from rankdet.experiments.arms import evaluated, outcome
-from rankdet.experiments.comparison import LOSSES
+from rankdet.experiments.comparison import LOSSES, variant_config
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
-from rankdet.experiments.scales import Training, base_config, with_changes
-from rankdet.experiments.tables import NOT_RUN, markdown_table, number, page
+from rankdet.experiments.losses import RETINANET_VOC
+from rankdet.experiments.tables import markdown_table, missing_text, number, page
 
 POSITIVE_IOU = 0.5
 NEGATIVE_IOU = 0.3
@@ -42,12 +42,11 @@ Cells = Sequence[Sequence[int]]  # [bin of the IoU, bin of the score, number of 
 def plan(request: Request) -> list[Row]:
     """A training for each loss: the same as for the comparison of losses."""
     rows = []
-    for name, loss in LOSSES.items():
-        base = base_config(request, Training())
-        config = with_changes(request, merge(base, {"loss": {"name": loss}}))
+    for variant in RETINANET_VOC:
+        config = variant_config(variant, request)
         rows.append(
             Row(
-                key=name,
+                key=variant.row,
                 settings={"config": to_dict(config)},
                 run=partial(_result, config, request),
                 trainings=(config,),
@@ -182,12 +181,13 @@ def markdown(record: Record) -> str:
     }
     rows = []
     for name in LOSSES:
-        result = results.get(name)
+        if text := missing_text(record, name):
+            rows.append([name, *[text] * len(columns)])
+            continue
         texts = [name]
         for column, (_, factor, decimals) in columns.items():
-            value = None if result is None else result[column]
-            text = number(None if value is None else factor * value, decimals)
-            texts.append(NOT_RUN if result is None else text)
+            value = results[name][column]
+            texts.append(number(None if value is None else factor * value, decimals))
         rows.append(texts)
     heading = ["loss", *(words for words, _, _ in columns.values())]
     return page(record, SUMMARY, [markdown_table(heading, rows)], _NOTES)
@@ -208,7 +208,7 @@ def figure(record: Record, path: Path) -> None:
     for axes, name in zip(picture.subplots(2, 2).flat, LOSSES, strict=True):
         label_axes(axes, name, "IoU of anchor and object", "score for the object's class")
         if name not in results:
-            axes.text(0.5, 0.5, NOT_RUN, ha="center")
+            axes.text(0.5, 0.5, missing_text(record, name), ha="center")
             continue
         anchors = results[name]["anchors"]
         counts = np.zeros((anchors["bins"], anchors["bins"]))

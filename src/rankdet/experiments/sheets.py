@@ -15,7 +15,7 @@ from rankdet.experiments.comparison import Variant, chosen, variant_config
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import new_figure, save_figure
 from rankdet.experiments.scales import Training
-from rankdet.experiments.tables import markdown_table, page
+from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, page
 
 SUMMARY = "detections of focal loss and AP-loss on the same images"
 _SIDE = 320  # pixels of a picture in the record
@@ -137,8 +137,12 @@ def _encoded(drawn: Any) -> str:
 
 
 def markdown(record: Record) -> str:
-    rows = []
-    for key, result in results_of(record).items():
+    rows, results = [], results_of(record)
+    for key in record["plan"]:
+        if key not in results:
+            rows.append([key, NO_NUMBER, missing_text(record, key), NO_NUMBER])
+            continue
+        result = results[key]
         data = record["rows"][key]["settings"]["config"]["data"]
         name = data["path"].rpartition("/")[2]
         rows.append([key, name, str(len(result["pictures"])), result["run"]])

@@ -1,7 +1,7 @@
 """A training on one screen, for studies that change what `rankdet train` cannot change.
 
 Forward, loss, backward and step are those of `rankdet.engine.train`; there are no checkpoints and
-no evaluation.
+no evaluation, so that a training which is ended begins again.
 """
 
 from __future__ import annotations

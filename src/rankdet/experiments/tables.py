@@ -80,6 +80,34 @@ def page(record: Record, title: str, body: Sequence[str], notes: Sequence[str] =
     return "\n\n".join([*parts, origin(record)])
 
 
+def missing_text(record: Record, key: str) -> str:
+    """What stands in place of the numbers of a row; "" if it has some.
+
+    Not in the plan, not run yet, failed; or trained, and its test set has no public annotations.
+
+    >>> missing_text({"plan": ["a", "b"], "rows": {"a": {"error": "not finite"}}}, "a")
+    'failed'
+    """
+    entry = record["rows"].get(key, {})
+    if "result" in entry:
+        result = entry["result"]
+        if result.get("metrics", ()) is not None:
+            return ""
+        return "server" if result.get("submission") else "no labels"
+    if key not in record["plan"]:
+        return NO_NUMBER
+    return FAILED if "error" in entry else NOT_RUN
+
+
+def backbone_text(record: Record, keys: Sequence[str]) -> str:
+    """The backbone of the first of these rows that was run."""
+    for key in keys:
+        if key in record["rows"]:
+            settings = record["rows"][key]["settings"]
+            return str(settings["config"]["detector"]["backbone"])
+    return NO_NUMBER
+
+
 def origin(record: Record) -> str:
     """One line: the paper's tables, and commits, machines and times of the rows."""
     rows = list(record["rows"].values())

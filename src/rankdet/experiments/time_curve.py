@@ -23,7 +23,7 @@ from rankdet.experiments.figures import (
 )
 from rankdet.experiments.paper import paper
 from rankdet.experiments.scales import Training, base_config, with_changes
-from rankdet.experiments.tables import NOT_RUN, markdown_table, page
+from rankdet.experiments.tables import markdown_table, missing_text, page
 
 KEY = "AP-Loss"
 _BATCH_SIZE = 8  # the paper's, on one GPU
@@ -81,13 +81,13 @@ def _result(config: Config, request: Request) -> dict[str, Any]:
 
     from rankdet import build
     from rankdet.experiments.loss_times import Keeping, seconds_of
-    from rankdet.experiments.paper_loop import nontrivial_negatives, paper_ap_loss
+    from rankdet.experiments.paper_loop import delta_of, nontrivial_negatives, paper_ap_loss
     from rankdet.experiments.short_training import steps_of
     from rankdet.experiments.single_step import single_step
     from rankdet.workflows.parts import prepare
 
     parts = prepare(config, request.device)
-    loss = build.class_loss(config.loss)
+    loss, delta = build.class_loss(config.loss), delta_of(config.loss)
     criterion = Keeping(parts.criterion, 1)
     points = []
     with closing(parts.loader):
@@ -100,7 +100,7 @@ def _result(config: Config, request: Request) -> dict[str, Any]:
                 continue
             snapshot = criterion.snapshots[-1]
             iteration, ours = sum(report.seconds.values()), seconds_of(loss, snapshot)
-            loop = seconds_of(paper_ap_loss, snapshot, rounds=1)
+            loop = seconds_of(partial(paper_ap_loss, delta=delta), snapshot, rounds=1)
             points.append(
                 {
                     "step": position.step,
@@ -110,7 +110,7 @@ def _result(config: Config, request: Request) -> dict[str, Any]:
                     "iteration_with_loop_seconds": iteration - ours + loop,
                     "positives": int((snapshot.labels >= 0).sum()),
                     "nontrivial_negatives": int(
-                        nontrivial_negatives(snapshot.logits, snapshot.labels).sum()
+                        nontrivial_negatives(snapshot.logits, snapshot.labels, delta).sum()
                     ),
                     "ap_loss": report.losses["class"],
                 }
@@ -148,7 +148,7 @@ def markdown(record: Record) -> str:
                 f"{point['nontrivial_negatives']:,}",
             ]
         )
-    body = [markdown_table(heading, rows)] if result else [NOT_RUN]
+    body = [markdown_table(heading, rows)] if result else [missing_text(record, KEY)]
     return page(record, SUMMARY, body, notes())
 
 
@@ -185,4 +185,5 @@ EXPERIMENT = Experiment(
     plan=plan,
     markdown=markdown,
     figure=figure,
+    has_trainings=False,
 )

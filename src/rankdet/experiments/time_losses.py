@@ -11,14 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rankdet.config import Config, merge, to_dict
+from rankdet.config import Config, to_dict
+from rankdet.errors import ConfigError
 from rankdet.experiments.arms import trained
-from rankdet.experiments.comparison import COLOURS, LOSSES
+from rankdet.experiments.comparison import COLOURS, LOSSES, variant_config
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import GREY, label_axes, new_figure, save_figure
+from rankdet.experiments.losses import RETINANET_VOC
 from rankdet.experiments.memory import BATCH_SIZES
-from rankdet.experiments.scales import Training, base_config, with_changes
-from rankdet.experiments.tables import NOT_RUN, markdown_table, page
+from rankdet.experiments.tables import markdown_table, missing_text, page
 
 LOOP = "AP-Loss, the paper's loop"
 _NUM_TIMED = 8  # batches of each size
@@ -37,13 +38,12 @@ _NOTES = (
 def plan(request: Request) -> list[Row]:
     """A training for each loss: the same as for the comparison of losses."""
     rows = []
-    for name, loss in LOSSES.items():
-        base = base_config(request, Training())
-        config = with_changes(request, merge(base, {"loss": {"name": loss}}))
+    for variant in RETINANET_VOC:
+        config = variant_config(variant, request)
         sizes = list(BATCH_SIZES[request.scale])
         rows.append(
             Row(
-                key=name,
+                key=variant.row,
                 settings={"config": to_dict(config), "batch_sizes": sizes},
                 run=partial(_result, config, request),
                 trainings=(config,),
@@ -56,7 +56,7 @@ def _result(config: Config, request: Request) -> dict[str, Any]:
     """Milliseconds of the loss, of focal loss and, for AP-loss, of the loop, by batch size."""
     from rankdet import build
     from rankdet.experiments.loss_times import first_images
-    from rankdet.experiments.paper_loop import paper_ap_loss
+    from rankdet.experiments.paper_loop import delta_of, paper_ap_loss
     from rankdet.losses import FocalLoss
 
     sizes = BATCH_SIZES[request.scale]
@@ -66,10 +66,16 @@ def _result(config: Config, request: Request) -> dict[str, Any]:
         "focal_milliseconds": FocalLoss(),
     }
     if config.loss.name == "ap":
-        losses["loop_milliseconds"] = paper_ap_loss
+        losses["loop_milliseconds"] = partial(paper_ap_loss, delta=delta_of(config.loss))
     result: dict[str, Any] = {name: {} for name in losses}
     for size in sizes:
         batches = first_images(snapshots, size)[:_NUM_TIMED]
+        if not batches:
+            raise ConfigError(
+                f"time-losses: expected at least {size} images to train on, for the batches of "
+                f"that size; {config.data.path}, split {config.data.train_split}, gives an epoch "
+                f"of {sum(len(snapshot.labels) for snapshot in snapshots)}. Give more with --voc."
+            )
         times = _mean_milliseconds(losses, batches, config.loss.name == "ohem")
         for name, milliseconds in times.items():
             result[name][str(size)] = milliseconds
@@ -135,8 +141,8 @@ def markdown(record: Record) -> str:
     sizes = BATCH_SIZES[record["request"]["scale"]]
     rows = []
     for name in (*LOSSES, LOOP):
-        if name not in lines:
-            rows.append([name, *[NOT_RUN] * len(sizes)])
+        if text := missing_text(record, "AP-Loss" if name == LOOP else name):
+            rows.append([name, *[text] * len(sizes)])
             continue
         ours, focal = lines[name]
         rows.append(

@@ -24,10 +24,17 @@ def voc_faster_rcnn() -> Config:
     steps of 16 images; time not measured yet.
 
     The paper does not give the length of the training: these are the settings of Detectron2 for
-    Faster R-CNN with FPN on VOC, as its augmentation is. Differs from Detectron2: the weights are
-    torchvision's, with the stride on the 3x3 convolution, and difficult objects are background.
-    A score has no meaning by itself where scores are ranked: the threshold is 0, and the best 1000
-    pairs of RoI and class are looked at.
+    Faster R-CNN with FPN on VOC, as its augmentation is. Differs from Detectron2:
+
+    - the weights are torchvision's, with the stride on the 3x3 convolution;
+    - difficult objects are background, in both arms;
+    - the box loss is smooth L1 with beta 1/9, as torchvision's; Detectron2's default is 0: L1;
+    - there is no quota of a quarter positive RoIs. As in Detectron2 the box loss is divided by all
+      RoIs, so that it shrinks about 8-fold from 512 to 4096 RoIs, in both arms;
+    - anchors and RoIs are chosen at random by a hash of seed, epoch and image, not by a generator
+      with a state, so that a resumed run and any number of processes choose the same;
+    - a score has no meaning by itself where scores are ranked: the threshold is 0, not 0.05, and
+      the best 1000 pairs of RoI and class are looked at.
     """
     base = voc()
     return replace(

@@ -150,8 +150,16 @@ def _row(run: ReportRun, content: dict[str, Any], columns: Sequence[str]) -> dic
         "loss": wording.loss_name(run.loss),
         "cells": cells,
         "deepfool": content[DEEPFOOL],
-        "data": f"{wording.count(data['num_images'])} images{split}",
+        "data": f"{wording.count(data['num_images'])} images{split}{_other_step(run, content)}",
     }
+
+
+def _other_step(run: ReportRun, content: dict[str, Any]) -> str:
+    """A word where the run was trained on since, and the rest of the page is of another step."""
+    steps = [(of or {}).get("step") for of in (content["checkpoint"], run.results["checkpoint"])]
+    if None in steps or steps[0] == steps[1]:
+        return ""
+    return f"; measured at step {wording.count(steps[0])}, the evaluation is of {steps[1]:,}"
 
 
 def _corruptions(content: dict[str, Any]) -> list[tuple[str, list[float | None]]]:

@@ -63,7 +63,10 @@ class PerturbedDataset(_Wrapped):
 
 
 class ChosenImages(_Wrapped):
-    """Some images of another data set, numbered anew in the order that is given."""
+    """Some images of another data set, numbered anew in the order that is given.
+
+    Nothing is changed in them: sheets of examples show few images, here and in `experiments`.
+    """
 
     def __init__(self, base: DetectionDataset, indices: Sequence[int]) -> None:
         super().__init__(base)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from rankdet import build
-from rankdet.config import Config, DataConfig
+from rankdet.config import Config, DataConfig, TrainingConfig
+from rankdet.config.effects import settings_without_effect, square_evaluation
 from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
 from rankdet.data.loading.held import HeldLoader
@@ -77,7 +78,7 @@ def prepare(
     get its weights before the first step (`Processes.wrapped`).
     """
     device = build.device(device_name)
-    config = _with_splits(config)
+    given, config = config, square_evaluation(_with_splits(config))
     is_shared = not processes.is_alone
     loss = build.class_loss(
         config.loss, synchronize=is_shared, rank_locally=config.training.rank_locally
@@ -107,7 +108,11 @@ def prepare(
             rank=processes.rank,
             world_size=processes.world_size,
         )
-    notes += _accumulation_notes(config) + _process_notes(config, processes)
+    notes += (
+        *_detector_notes(given, config),
+        *_accumulation_notes(config),
+        *_process_notes(config, processes),
+    )
     return Parts(
         config=config,
         record=_record(config, train, validation, loss.activation, notes),
@@ -116,14 +121,18 @@ def prepare(
         optimizer=build.optimizer(config, detector),
         loader=loader,
         validation=validation,
-        step_settings=StepSettings(
-            device=device,
-            precision=build.precision(config.training, device),
-            channels_last=build.is_channels_last(config.training, device),
-            clip_norm=config.training.clip_norm,
-            accumulate=config.training.accumulate,
-            log_every=config.training.log_every,
-        ),
+        step_settings=_step_settings(config.training, device),
+    )
+
+
+def _step_settings(config: TrainingConfig, device: torch.device) -> StepSettings:
+    return StepSettings(
+        device=device,
+        precision=build.precision(config, device),
+        channels_last=build.is_channels_last(config, device),
+        clip_norm=config.clip_norm,
+        accumulate=config.accumulate,
+        log_every=config.log_every,
     )
 
 
@@ -198,6 +207,24 @@ def _holding(config: Config, dataset: DetectionDataset) -> Iterator[Callable[[],
     with progress("Loading onto the device") as meter:
         meter.expect(len(dataset))
         yield meter.advance
+
+
+def _detector_notes(given: Config, config: Config) -> tuple[str, ...]:
+    """About settings that mean something else for this detector than one might expect."""
+    notes = []
+    detector = config.detector
+    if idle := settings_without_effect(detector):
+        named = ", ".join(f"detector.{name}" for name in idle)
+        notes.append(
+            f"Without effect for {detector.name} with backbone {detector.backbone}: {named}."
+        )
+    if config.evaluation.fixed_size != given.evaluation.fixed_size:
+        side = config.evaluation.fixed_size
+        notes.append(
+            f"SSD is evaluated as it is trained, at {side} x {side} pixels "
+            "(evaluation.fixed_size); evaluation.scales keeps the shape of the images."
+        )
+    return tuple(notes)
 
 
 def _accumulation_notes(config: Config) -> tuple[str, ...]:

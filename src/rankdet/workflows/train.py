@@ -6,7 +6,6 @@ speaks. Whatever may fail in one of them before the first step stands in `proces
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -47,6 +46,7 @@ from rankdet.workflows.resume import (
     sent_checkpoint,
     sent_config,
 )
+from rankdet.workflows.train_notes import hint_at_restarts, introduce, say_how_it_ended
 
 # Given the settings of the run that goes on (None: a new run), those that the user wants.
 MakeConfig = Callable[[Config | None], Config]
@@ -67,7 +67,7 @@ def train(
     in the folder goes on without is_resumed.
     """
     with joined_processes(device) as processes:
-        _hint_at_restarts(processes)
+        hint_at_restarts(processes)
         with processes.together():
             stored = _stored(out, is_resumed, processes)
         stored_config = sent_config(stored.config if stored else None, processes)
@@ -188,7 +188,7 @@ def _go(
         ) as display,
         Recorder(out, parts, display, stop, seconds, processes) as recorder,
     ):
-        _introduce(display, parts, position, num_steps)
+        introduce(display, parts, position, num_steps)
         recorder.begin(position)
         is_due = partial(_is_evaluation_due, parts, num_steps)
         if is_due(position) and not recorder.is_evaluated(position):
@@ -225,7 +225,7 @@ def _go(
                     recorder.evaluate(position)
         if position.step > recorder.saved_step:
             recorder.save(position)
-        _say_how_it_ended(display, out, position, num_steps, processes, is_stopped=stop.agreed())
+        say_how_it_ended(display, out, position, num_steps, processes, is_stopped=stop.agreed())
 
 
 def _rescue(
@@ -240,7 +240,7 @@ def _rescue(
     if position.step > recorder.saved_step:
         with suppress(RankdetError):  # the first error is the one to be told
             recorder.save(position)
-            _say_how_it_ended(display, out, position, num_steps, processes, is_stopped=True)
+            say_how_it_ended(display, out, position, num_steps, processes, is_stopped=True)
 
 
 def _next(
@@ -301,71 +301,6 @@ def learning_rate_of(
         )
 
     return of_step
-
-
-def _introduce(display: TrainingDisplay, parts: Parts, position: Position, num_steps: int) -> None:
-    """What is about to happen, before the minutes or days that it takes."""
-    config, data = parts.config, parts.record.data
-    num_classes = len(parts.record.classes)
-    num_validation = data["val"]["num_images"] if data["val"] else 0
-    display.note(
-        f"{config.detector.name} with backbone {config.detector.backbone}, "
-        f"{config.loss.name} loss, "
-        f"{num_classes} class{'' if num_classes == 1 else 'es'}; "
-        f"{counted(data['train']['num_images'], 'image')} to train on, "
-        f"{num_validation or 'none'} to evaluate on; {counted(num_steps, 'step')} of "
-        f"{counted(config.training.batch_size, 'image')} on {parts.device}."
-    )
-    for note in parts.notes:
-        display.note(note)
-    if config.training.warmup_steps >= num_steps:
-        display.note(
-            f"The learning rate rises over {counted(config.training.warmup_steps, 'step')}, and "
-            f"the training is not longer: try --set training.warmup_steps={num_steps // 10}."
-        )
-    if position.step == num_steps:
-        display.note(f"Nothing is left to do: {counted(num_steps, 'step')} done.")
-    elif position.step:
-        display.note(f"Going on after step {position.step} of {num_steps}.")
-
-
-def _say_how_it_ended(
-    display: TrainingDisplay,
-    out: Path,
-    position: Position,
-    num_steps: int,
-    processes: Processes,
-    *,
-    is_stopped: bool,
-) -> None:
-    if is_stopped:
-        # Another number of processes would round differently.
-        many = not processes.is_alone
-        display.note(
-            f"Stopped after step {position.step} of {num_steps}. "
-            f"Go on with: {'torchrun ... -m ' if many else ''}rankdet train --resume "
-            f"--out {shlex.quote(str(out))}{f' ({processes.world_size} processes)' if many else ''}"
-        )
-    else:
-        display.note(f"Finished: {counted(position.step, 'step')}. The run is in {out}.")
-        if (out / runs.RESULTS_FILE).is_file():
-            display.note(f"See what came out: rankdet report {shlex.quote(str(out))}")
-
-
-def _hint_at_restarts(processes: Processes) -> None:
-    """torchrun's own way to share a store makes some of its restarts fail."""
-    if processes.is_alone:
-        return
-    if processes.num_restarts:
-        say(f"torchrun has started the processes again (restart {processes.num_restarts}).")
-    elif (
-        os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-        and os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
-    ):
-        say(
-            "hint: torchrun's restarts (--max-restarts) are safer with the environment variable "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."
-        )
 
 
 def _refuse_shorter(parts: Parts, position: Position) -> None:

@@ -70,6 +70,7 @@ def assert_alike(first: Batch, second: Batch) -> None:
     assert torch.equal(first.sizes, second.sizes)
     assert first.sizes.dtype == second.sizes.dtype
     assert_close(first.images, second.images, rtol=0, atol=2e-4)
+    assert len({target.draw for target in first.targets}) == len(first)
     for one, other in zip(first.targets, second.targets, strict=True):
         assert_close(vars(one), vars(other), rtol=1e-5, atol=1e-4)
 

@@ -74,10 +74,10 @@ def assert_same(first: Batch, second: Batch) -> None:
     assert_close(targets, [vars(target) for target in second.targets], rtol=0, atol=0)
 
 
-def samples(batches: list[Batch]) -> list[tuple[int, float, int]]:
-    """Number, first pixel and number of objects of every image: what does not depend on padding."""
+def samples(batches: list[Batch]) -> list[tuple[int, float, int, int]]:
+    """Number, first pixel, draw and number of objects of every image: not what padding changes."""
     return [
-        (int(index), float(image[0, 0, 0]), len(target))
+        (int(index), float(image[0, 0, 0]), target.draw, len(target))
         for batch in batches
         for index, image, target in zip(batch.indices, batch.images, batch.targets, strict=True)
     ]
@@ -175,6 +175,19 @@ def test_seed_and_epoch_change_the_samples() -> None:
         for one, two in zip(first, sorted(samples(other)), strict=True):
             assert one[0] == two[0]
             assert one[1] != two[1]
+            assert one[2] != two[2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_every_epoch_gives_a_sample_another_draw(num_workers: int) -> None:
+    loader = loader_of(8, seed=7, num_workers=num_workers)
+    for epoch in (0, 1):
+        for batch in epoch_of(loader, epoch):
+            wanted = [SampleKey(7, epoch, index).draw for index in batch.indices.tolist()]
+            assert [target.draw for target in batch.targets] == wanted
+            moved = batch.to("meta")
+            assert [target.draw for target in moved.targets] == wanted
+    loader.close()
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -57,12 +57,13 @@ class Batch:
         """The same with its images in page-locked memory: a GPU can copy them while it works."""
         return dataclasses.replace(self, images=self.images.pin_memory())
 
-    def _of_images(self) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    def _of_images(self) -> tuple[list[int], list[int], list[tuple[int, int]], list[int]]:
         targets = self.targets
         return (
             [len(target) for target in targets],
             [target.image_id for target in targets],
             [target.size for target in targets],
+            [target.draw for target in targets],
         )
 
 

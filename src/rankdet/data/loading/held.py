@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,9 @@ class HeldLoader:
         keys = [SampleKey(self._seed, epoch, index) for index in numbers]
         if numbers:
             images, targets = self._transform(*self.store.batch(numbers), keys)
+            targets = [
+                replace(target, draw=key.draw) for target, key in zip(targets, keys, strict=True)
+            ]
         else:
             device = self.store.pixels.device
             images, targets = torch.zeros(0, 3, self._side, self._side, device=device), []

@@ -185,6 +185,7 @@ class _Parcel:
     counts: list[int]
     image_ids: list[int]
     sizes: list[tuple[int, int]]
+    draws: list[int]
     indices: list[int]
     names: tuple[str, ...]
 
@@ -196,7 +197,7 @@ class _Parcel:
         objects = torch.from_numpy(self.objects)
         return Batch(
             images=self.images,
-            targets=unpack_objects(objects, self.counts, self.image_ids, self.sizes),
+            targets=unpack_objects(objects, self.counts, self.image_ids, self.sizes, self.draws),
             sizes=torch.tensor(self.sizes, dtype=torch.int64).reshape(-1, 2),
             indices=torch.tensor(self.indices, dtype=torch.int64),
             names=self.names,
@@ -228,6 +229,7 @@ class _MakeBatch:
             counts=[len(target) for target in targets],
             image_ids=[target.image_id for target in targets],
             sizes=[target.size for target in targets],
+            draws=[SampleKey(self.seed, epoch, index).draw for index in indices],
             indices=indices,
             names=tuple(self.dataset.name(index) for index in indices),
         )

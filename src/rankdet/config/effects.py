@@ -1,0 +1,73 @@
+"""What settings mean for one detector: which of them it does not look at, and SSD's image size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from rankdet.config.sections import Config, DetectorConfig
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """Settings of `detector` without effect for a detector; of "" for all, and with a backbone."""
+
+    detector: str
+    backbone: str
+    names: tuple[str, ...]
+
+
+_OF_ROIS = ("rois", "proposals", "test_proposals")
+_OF_SSD = ("pixels", "ssd_layout")
+_OF_PYRAMIDS = (
+    *("anchor_scale", "anchor_octaves", "anchor_ratios", "anchor_grid"),
+    *("p6_from", "stride_on", "head_norm", "norm_epsilon"),
+)
+_TABLE = (
+    _Idle("retinanet", "", (*_OF_SSD, *_OF_ROIS)),
+    _Idle("retinanet", "small", ("p6_from",)),  # its pyramid ends with P5
+    _Idle("ssd", "", (*_OF_PYRAMIDS, *_OF_ROIS)),
+    _Idle("ssd", "small", ("ssd_layout",)),  # which has boxes of its own
+    _Idle("ssd", "vgg16", ("norm",)),  # which has no norms
+    _Idle("faster_rcnn", "", (*_OF_SSD, "p6_from", "negative_iou")),
+)
+
+
+def names_without_effect(config: DetectorConfig) -> tuple[str, ...]:
+    """The settings of `detector` that this detector with this backbone does not look at."""
+    return tuple(
+        name
+        for row in _TABLE
+        if row.detector == config.name and row.backbone in ("", config.backbone)
+        for name in row.names
+    )
+
+
+def settings_without_effect(config: DetectorConfig) -> dict[str, object]:
+    """Those of them that are not at their default, by name: someone expects something of them.
+
+    >>> settings_without_effect(DetectorConfig(rois=64))
+    {'rois': 64}
+    """
+    idle = names_without_effect(config)
+    return {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if field.name in idle and getattr(config, field.name) != field.default
+    }
+
+
+def square_evaluation(config: Config) -> Config:
+    """The settings with evaluation.fixed_size, for an SSD that learns squares and has none.
+
+    Its default boxes are shares of the image: in one that keeps its shape, they would be others
+    than it has learnt. evaluation.scales says otherwise.
+    """
+    evaluation = config.evaluation
+    if (
+        config.detector.name != "ssd"
+        or config.data.augmentation == "jitter"  # it learns images that keep their shape
+        or evaluation.fixed_size is not None
+        or evaluation.scales
+    ):
+        return config
+    return replace(config, evaluation=replace(evaluation, fixed_size=config.data.size))
