@@ -207,6 +207,12 @@ def test_weights_of_a_run_have_the_usual_stride(tmp_path: Path) -> None:
     assert (detector.weights, detector.stride_on) == (str(tmp_path), "3x3")
 
 
+def test_a_folder_that_is_no_devkit_is_refused_at_the_paper_s_scale(tmp_path: Path) -> None:
+    request = Request(out=tmp_path, scale="paper", voc=str(tmp_path))
+    with pytest.raises(ConfigError, match="there is no folder VOC2007. Unpack the archives"):
+        base_config(request, Training())
+
+
 def test_the_paper_s_scale_without_a_file_takes_torchvision_s_weights() -> None:
     detector = of_paper().detector
     assert (detector.weights, detector.stride_on) == ("imagenet", "3x3")

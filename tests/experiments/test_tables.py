@@ -94,6 +94,16 @@ def test_a_table_has_the_paper_s_numbers_beside_ours(tmp_path: Path) -> None:
     assert "- **Not run yet: 0.5, 2. Failed: 4.**" in lines
 
 
+def test_changes_of_the_user_stand_below_the_table() -> None:
+    record = {
+        "rows": {},
+        "plan": [],
+        "labels": [],
+        "request": {"scale": "tiny", "seed": 0, "changes": ["data.size=96"]},
+    }
+    assert "Scale tiny, `--set data.size=96`, seed 0," in origin(record)
+
+
 def test_a_page_says_where_its_numbers_come_from(tmp_path: Path) -> None:
     item = experiment("delta")
     lines = lines_of(item, record_of(item, {"1": training(1, 2, 3)}), tmp_path)

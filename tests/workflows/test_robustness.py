@@ -105,7 +105,9 @@ def test_the_original_is_what_evaluate_says(run: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_images_and_another_one_others(run: Path) -> None:
-    first, second, other = (quick(run, only=["random"], seed=seed) for seed in (3, 3, 4))
+    first, second, other = (
+        quick(run, only=["random"], seed=seed, is_forced=True) for seed in (3, 3, 4)
+    )
     assert first["pictures"] == second["pictures"]
     assert first["pictures"] != other["pictures"]
 
@@ -167,6 +169,18 @@ def test_files_of_others_are_not_replaced(run: Path) -> None:
             quick(run)
         assert (run / name).read_text() == "mine"
         (run / name).unlink()
+
+
+def test_a_record_is_replaced_by_force_alone(run: Path) -> None:
+    quick(run, only=["black"])
+    before = (run / "robustness.json").read_text()
+    with pytest.raises(
+        ConfigError, match=r"robustness\.json: there is a record already\. .*--force"
+    ):
+        quick(run, only=["noise"])
+    assert (run / "robustness.json").read_text() == before
+    quick(run, only=["noise"], is_forced=True)
+    assert (run / "robustness.json").read_text() != before
 
 
 def test_what_is_asked_wrongly_is_told_in_words(run: Path, tmp_path: Path) -> None:

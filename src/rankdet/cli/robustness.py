@@ -12,6 +12,7 @@ from rankdet.cli.options import (
     Device,
     Force,
     Seed,
+    Settings,
     Workers,
     check_device,
     data_path,
@@ -88,6 +89,7 @@ def robustness(
     checkpoint: Checkpoint = "best",
     batch_size: BatchSize = None,
     workers: Workers = None,
+    settings: Settings = None,
     device: Device = None,
     out: OutFolder = None,
     no_pictures: NoPictures = False,
@@ -117,7 +119,7 @@ def robustness(
     )
 
     def changes(stored: Config) -> Config:
-        return apply_settings(stored, [], options)
+        return apply_settings(stored, settings or [], options)
 
     from rankdet.robustness.adversarial import PatchSettings
     from rankdet.workflows import robustness as workflow

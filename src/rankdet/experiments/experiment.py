@@ -293,7 +293,9 @@ def _finished(row: Row, request: Request) -> dict[str, Any]:
     except TrainingError as error:  # of numbers that are not finite: that is a result, too
         say(f"{row.key} failed: {error}")
         entry["error"] = str(error)
-    entry["seconds"] = time.monotonic() - start
+    # A training may have been run before: by another item, or in a process of its own.
+    before = entry.get("result", {}).get("training", {}).get("seconds") or 0.0
+    entry["seconds"] = max(before, time.monotonic() - start)
     entry["provenance"] = provenance(seed=request.seed)
     return entry
 

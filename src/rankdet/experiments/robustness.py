@@ -89,6 +89,7 @@ def _run(config: Config, effort: Effort, request: Request) -> dict[str, Any]:
             checkpoint="last",
             device=request.device,
             out=run.with_name(f"{run.name}-robustness"),
+            is_forced=True,  # of an attempt that did not reach the record of the experiment
         )
     kept = ("perturbations", "deepfool", "patch", "data", "settings", "notes")
     return {"run": run_folder(config, request).name, **{name: content[name] for name in kept}}

@@ -231,6 +231,9 @@ def _voc(request: Request) -> str:
                 "splits train and val, such as VOCdevkit/VOC2012."
             )
         )
+    folder = Path(request.voc)
+    if request.scale == "paper" and folder.is_dir() and not (folder / "VOC2007").is_dir():
+        raise ConfigError(f"--voc {request.voc}: there is no folder VOC2007. {_DOWNLOAD_VOC}")
     return request.voc
 
 

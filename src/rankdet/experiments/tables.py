@@ -117,8 +117,9 @@ def origin(record: Record) -> str:
     seconds = sum(row.get("seconds", 0.0) for row in rows)
     request = record["request"]
     labels = ", ".join(f"`{label}`" for label in record["labels"]) or "none"
+    changes = "".join(f" `--set {change}`," for change in request.get("changes", ()))
     return (
-        f"In the paper: {labels}. Scale {request['scale']}, seed {request['seed']}, "
+        f"In the paper: {labels}. Scale {request['scale']},{changes} seed {request['seed']}, "
         f"commit {', '.join(commits) or 'unknown'}, {'; '.join(machines) or 'no machine'}, "
         f"{seconds:,.0f} s for {len(rows)} of {len(record['plan'])} rows."
     )

@@ -68,7 +68,7 @@ def robustness(
     the adversarial patch is trained, a split of `data`, or of the run's data; by default the run's
     own training split. patch_file: a patch to use in place of a new one. deepfool_objects: attack
     the first so many detected objects; None: all. out: the folder of the files, by default the run;
-    is_forced: replace files that are not ours.
+    is_forced: replace files that are there.
     """
     start = time.monotonic()
     selection = select(only, with_corruptions=with_corruptions)
@@ -143,8 +143,13 @@ class _Files:
         return self.folder / PATCH_STEM
 
     def refuse(self, writes_patch: bool, is_forced: bool) -> None:
-        """RankdetError if a file of somebody else's is in the way."""
+        """RankdetError if a file of somebody else's, or a record that took hours, is in the way."""
         refuse_foreign(self.results, MARK, is_forced)
+        if self.results.exists() and not is_forced:
+            raise ConfigError(
+                f"{self.results}: there is a record already. Give --force to replace it, or "
+                "another folder with --out."
+            )
         refuse_foreign(self.examples, pictures.MARK, is_forced)
         if writes_patch:
             for suffix in (".png", ".safetensors"):
