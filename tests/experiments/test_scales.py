@@ -209,7 +209,7 @@ def test_weights_of_a_run_have_the_usual_stride(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_devkit_is_refused_at_the_paper_s_scale(tmp_path: Path) -> None:
     request = Request(out=tmp_path, scale="paper", voc=str(tmp_path))
-    with pytest.raises(ConfigError, match="there is no folder VOC2007. Unpack the archives"):
+    with pytest.raises(ConfigError, match="there is no folder VOC2007"):
         base_config(request, Training())
 
 
