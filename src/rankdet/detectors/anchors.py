@@ -85,7 +85,8 @@ class PyramidAnchors(KeptAnchors):
         self.ratios = tuple(ratios)
         self.num_per_place = num_octave_steps * len(self.ratios)
         self.grid = grid
-        self.generator = _generator(self.strides, scale, num_octave_steps, self.ratios, grid)
+        with torch.device("cpu"):  # to be looked at, wherever the network is made
+            self.generator = _generator(self.strides, scale, num_octave_steps, self.ratios, grid)
         if any((cell[:, 2:] <= cell[:, :2]).any() for cell in self.generator.cell_anchors):
             raise ValueError(
                 f"anchor_scale, anchor_ratios: expected no anchor that the grid {grid!r} rounds to "
