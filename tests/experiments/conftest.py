@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rankdet.data.synthetic.dataset import SyntheticDataset
 from rankdet.data.write import write_dataset
+
+
+@pytest.fixture(scope="session")
+def hand_made() -> Callable[..., dict[str, Any]]:
+    """Makes a record of an item: its plan, and the results of some of its rows."""
+
+    def record(item: str, plan: list[str], results: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "item": item,
+            "labels": [],
+            "request": {"scale": "smoke", "seed": 0},
+            "plan": plan,
+            "rows": {key: {"result": result} for key, result in results.items()},
+        }
+
+    return record
 
 
 def _images(number: int, seed: int) -> SyntheticDataset:

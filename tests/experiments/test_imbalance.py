@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,17 +147,9 @@ def test_the_shown_value_says_where_it_is_from(start: Any, snapshot: Any, expect
 # Tables and figures from records made by hand.
 
 
-def record_of(item: str, plan: list[str], results: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "item": item,
-        "labels": [],
-        "request": {"scale": "smoke", "seed": 0},
-        "plan": plan,
-        "rows": {key: {"result": result} for key, result in results.items()},
-    }
-
-
-def test_imbalance_table_and_figure(tmp_path: Path) -> None:
+def test_imbalance_table_and_figure(
+    tmp_path: Path, hand_made: Callable[..., dict[str, Any]]
+) -> None:
     rest = {"anchors": 168, "imbalance": 1234.4}
     results = {
         "error-driven, 50": {"from_start": outcome(0.25, True), "from_snapshot": None, **rest},
@@ -169,14 +161,14 @@ def test_imbalance_table_and_figure(tmp_path: Path) -> None:
         },
     }
     plan = [key_of(name, number) for number in (50, None) for name in OPTIMISATIONS]
-    record = record_of("imbalance", plan, results)
+    record = hand_made("imbalance", plan, results)
     text = imbalance.markdown(record)
     assert "| error-driven update (AP-loss) | 0.250 | 0.260 |" in text
     assert "| approximate gradient (sigmoid, log space) | not run | 0.400* |" in text
     assert "| negatives to a positive | 1,234 | 1,234 |" in text
     assert "below 4,000, and above 8,000 converges" in text
     imbalance.figure(record, tmp_path / "imbalance.png")
-    imbalance.figure(record_of("imbalance", plan, {}), tmp_path / "empty.png")
+    imbalance.figure(hand_made("imbalance", plan, {}), tmp_path / "empty.png")
     assert (tmp_path / "imbalance.png").stat().st_size > 10_000
 
 
@@ -187,9 +179,11 @@ def test_imbalance_table_and_figure(tmp_path: Path) -> None:
         ("paper", "2,000 proposals, 10 epochs (of 160); the paper's: 2,000 proposals, 10 epochs"),
     ],
 )
-def test_the_snapshot_that_was_used_is_told(scale: str, words: str, tmp_path: Path) -> None:
+def test_the_snapshot_that_was_used_is_told(
+    scale: str, words: str, tmp_path: Path, hand_made: Callable[..., dict[str, Any]]
+) -> None:
     row = imbalance.plan(Request(scale, tmp_path, voc="voc"))[0]
-    record = record_of("imbalance", [row.key], {})
+    record = hand_made("imbalance", [row.key], {})
     record["request"]["scale"] = scale
     record["rows"][row.key] = {"settings": row.settings, "error": "x"}
     assert words in imbalance.markdown(record)
@@ -199,16 +193,18 @@ def test_the_measured_batch_is_told_where_a_step_has_parts() -> None:
     assert "of the last part" in MEASURE
 
 
-def test_convergence_table_and_figure(tmp_path: Path) -> None:
+def test_convergence_table_and_figure(
+    tmp_path: Path, hand_made: Callable[..., dict[str, Any]]
+) -> None:
     curve = {"steps": [1, 2, 3], "ap_losses": [1.0, None, 0.5], "class_losses": [3.0, 2.0, 1.5]}
     results = {"hinge": {**outcome(0.5, True), **curve}}
-    record = record_of("convergence", list(OPTIMISATIONS), results)
+    record = hand_made("convergence", list(OPTIMISATIONS), results)
     text = convergence.markdown(record)
     assert "| structured hinge loss | 1.000 | 0.500 | yes | 1.500 |" in text
     assert "Not run yet: error-driven, approximate." in text
     assert "stabilizes near 0.8" in text
     convergence.figure(record, tmp_path / "convergence.png")
-    convergence.figure(record_of("convergence", ["hinge"], {}), tmp_path / "empty.png")
+    convergence.figure(hand_made("convergence", ["hinge"], {}), tmp_path / "empty.png")
     assert (tmp_path / "convergence.png").stat().st_size > 10_000
 
 

@@ -5,7 +5,7 @@ That each of them runs is tested with all other experiments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,17 +124,9 @@ def test_a_time_is_the_median_of_rounds_after_the_first() -> None:
     assert snapshot.logits.grad is None
 
 
-def time_record(item: str, plan: list[str], results: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "item": item,
-        "labels": [],
-        "request": {"scale": "smoke", "seed": 0},
-        "plan": plan,
-        "rows": {key: {"result": result} for key, result in results.items()},
-    }
-
-
-def test_the_table_of_times_over_a_training(tmp_path: Path) -> None:
+def test_the_table_of_times_over_a_training(
+    tmp_path: Path, hand_made: Callable[..., dict[str, Any]]
+) -> None:
     point = {
         "step": 1000,
         "loss_seconds": 0.002,
@@ -144,25 +136,27 @@ def test_the_table_of_times_over_a_training(tmp_path: Path) -> None:
         "positives": 600,
         "nontrivial_negatives": 123_456,
     }
-    record = time_record("time-curve", [time_curve.KEY], {time_curve.KEY: {"points": [point]}})
+    record = hand_made("time-curve", [time_curve.KEY], {time_curve.KEY: {"points": [point]}})
     expected = "| 1,000 | 2.00 | 300.00 | 150.0 | 100.0 | 398.0 | 600 | 123,456 |"
     assert expected in time_curve.markdown(record)
-    empty = time_record("time-curve", [time_curve.KEY], {})
+    empty = hand_made("time-curve", [time_curve.KEY], {})
     assert "not run" in time_curve.markdown(empty)
     time_curve.figure(record, tmp_path / "full.png")
     time_curve.figure(empty, tmp_path / "empty.png")
 
 
-def test_the_table_of_times_by_loss(tmp_path: Path) -> None:
+def test_the_table_of_times_by_loss(
+    tmp_path: Path, hand_made: Callable[..., dict[str, Any]]
+) -> None:
     result = {
         "milliseconds": {"1": 3.0, "2": 5.0},
         "focal_milliseconds": {"1": 2.0, "2": 2.0},
         "loop_milliseconds": {"1": 20.0, "2": 50.0},
     }
-    record = time_record("time-losses", list(LOSSES), {"AP-Loss": result})
+    record = hand_made("time-losses", list(LOSSES), {"AP-Loss": result})
     text = time_losses.markdown(record)
     assert "| AP-Loss | 3.00 (1.5) | 5.00 (2.5) |" in text
     assert "| AP-Loss, the paper's loop | 20.00 (10.0) | 50.00 (25.0) |" in text
     assert "| Focal Loss | not run | not run |" in text
     time_losses.figure(record, tmp_path / "some.png")
-    time_losses.figure(time_record("time-losses", [], {}), tmp_path / "empty.png")
+    time_losses.figure(hand_made("time-losses", [], {}), tmp_path / "empty.png")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rankdet.detectors.anchors import KeptAnchors
 from rankdet.structures import IMAGENET_DEVIATION, IMAGENET_MEAN, Predictions, Target
 
 _PRIOR = 0.01  # probability that an anchor has an object, as a network is initialised
@@ -82,7 +83,8 @@ class Detector(nn.Module):
     @property
     def body(self) -> nn.Module:
         """The part of the backbone that weights trained for classification are for."""
-        raise NotImplementedError
+        body: nn.Module = self.backbone.body  # type: ignore[assignment]  # what a module has is Any
+        return body
 
     @property
     def freezable_stages(self) -> list[list[nn.Module]]:
@@ -117,6 +119,48 @@ class Detector(nn.Module):
             if isinstance(layer, nn.BatchNorm2d) and not layer.weight.requires_grad:
                 layer.eval()
         return self
+
+
+class OneStageDetector(Detector):
+    """One stage of predictions: a head that looks at all maps of the backbone.
+
+    backbone: images -> OrderedDict of maps. head: list of maps -> dict with cls_logits (B, A, C)
+    and bbox_regression (B, A, 4). anchors: the boxes of these maps, in the head's order.
+    """
+
+    stage_name: str
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: nn.Module,
+        anchors: KeptAnchors,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        deviation: Sequence[float] = IMAGENET_DEVIATION,
+    ) -> None:
+        super().__init__(mean, deviation)
+        self.backbone = backbone
+        self.head = head
+        self.anchors = anchors
+
+    def predict(self, images: Tensor, targets: Sequence[Target] | None = None) -> list[Predictions]:
+        """The one stage; the targets are not looked at."""
+        maps = list(self.backbone(images).values())
+        outputs = self.head(maps)
+        anchors = self.anchors(maps, (images.shape[2], images.shape[3]))
+        return [
+            Predictions(
+                name=self.stage_name,
+                logits=outputs["cls_logits"],
+                deltas=outputs["bbox_regression"],
+                anchors=anchors.boxes,
+                level_sizes=anchors.level_sizes,
+            )
+        ]
+
+    @property
+    def compilable_parts(self) -> list[nn.Module]:
+        return [self.backbone, self.head]
 
 
 def freeze(detector: Detector, num_stages: int) -> None:

@@ -128,11 +128,6 @@ class FasterRCNN(Detector):
         )
 
     @property
-    def body(self) -> nn.Module:
-        body: nn.Module = self.backbone.body
-        return body
-
-    @property
     def freezable_stages(self) -> list[list[nn.Module]]:
         return body_stages(self.backbone)
 

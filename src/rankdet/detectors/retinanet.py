@@ -5,62 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.detection.retinanet import RetinaNetHead
 
 from rankdet.detectors.anchors import PyramidAnchors
 from rankdet.detectors.backbones import body_stages, make_backbone, make_norm
-from rankdet.detectors.detector import PRIOR_LOGIT, ClassOutput, Detector, num_columns
-from rankdet.structures import Predictions, Target
+from rankdet.detectors.detector import PRIOR_LOGIT, ClassOutput, OneStageDetector, num_columns
 
 
-class RetinaNet(Detector):
+class RetinaNet(OneStageDetector):
     """One stage of predictions from a feature pyramid.
 
-    backbone: images -> OrderedDict of maps, see `make_backbone`. head: list of maps -> dict with
-    cls_logits (B, A, C) and bbox_regression (B, A, 4), torchvision's RetinaNetHead. anchors: of
-    the backbone's maps. Any H and W will do.
+    backbone: see `make_backbone`. head: torchvision's RetinaNetHead. Any H and W will do.
     """
 
+    stage_name = "retinanet"
     backbone: BackboneWithFPN
     head: RetinaNetHead
-
-    def __init__(
-        self, backbone: BackboneWithFPN, head: RetinaNetHead, anchors: PyramidAnchors
-    ) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = head
-        self.anchors = anchors
-
-    def predict(self, images: Tensor, targets: Sequence[Target] | None = None) -> list[Predictions]:
-        """The one stage; the targets are not looked at."""
-        maps = list(self.backbone(images).values())
-        outputs = self.head(maps)
-        anchors = self.anchors(maps, (images.shape[2], images.shape[3]))
-        return [
-            Predictions(
-                name="retinanet",
-                logits=outputs["cls_logits"],
-                deltas=outputs["bbox_regression"],
-                anchors=anchors.boxes,
-                level_sizes=anchors.level_sizes,
-            )
-        ]
-
-    @property
-    def body(self) -> nn.Module:
-        body: nn.Module = self.backbone.body
-        return body
+    anchors: PyramidAnchors
 
     @property
     def freezable_stages(self) -> list[list[nn.Module]]:
         return body_stages(self.backbone)
-
-    @property
-    def compilable_parts(self) -> list[nn.Module]:
-        return [self.backbone, self.head]
 
     def class_outputs(self) -> list[ClassOutput]:
         return [ClassOutput("head.classification_head.cls_logits", self.anchors.num_per_place, 1)]

@@ -11,7 +11,7 @@ from torchvision.models.vgg import cfgs, make_layers
 
 from rankdet.detectors.backbones import make_norm, make_small_body
 from rankdet.detectors.default_boxes import BoxLayout, DefaultBoxes
-from rankdet.detectors.detector import PRIOR_LOGIT, ClassOutput, Detector, num_columns
+from rankdet.detectors.detector import PRIOR_LOGIT, ClassOutput, OneStageDetector, num_columns
 from rankdet.structures import IMAGENET_DEVIATION, IMAGENET_MEAN, Predictions, Target
 
 # Mean and deviation of the pixels. "bytes": 0..255 less the mean, as SSD's authors and torchvision.
@@ -47,30 +47,19 @@ _SMALL_LAYOUT = BoxLayout(
 )
 
 
-class SSD(Detector):
+class SSD(OneStageDetector):
     """One stage of predictions from maps of several strides.
 
-    backbone: images -> OrderedDict of maps. head: list of maps -> dict with cls_logits (B, A, C)
-    and bbox_regression (B, A, 4), torchvision's SSDHead. anchors: the default boxes of the maps.
+    head: torchvision's SSDHead. anchors: the default boxes of the maps.
 
     The boxes are shares of the image: SSD is made for images of one size, as high as wide. Others
     will do if no side is shorter than the backbone's `shortest_side`.
     """
 
+    stage_name = "ssd"
     backbone: VGGBackbone | SmallBackbone
     head: SSDHead
-
-    def __init__(
-        self,
-        backbone: VGGBackbone | SmallBackbone,
-        head: SSDHead,
-        anchors: DefaultBoxes,
-        pixels: str = "imagenet",
-    ) -> None:
-        super().__init__(*PIXELS[pixels])
-        self.backbone = backbone
-        self.head = head
-        self.anchors = anchors
+    anchors: DefaultBoxes
 
     def predict(self, images: Tensor, targets: Sequence[Target] | None = None) -> list[Predictions]:
         """The one stage; the targets are not looked at."""
@@ -80,30 +69,11 @@ class SSD(Detector):
                 f"images: expected sides of at least {self.backbone.shortest_side} pixels, below "
                 f"which SSD's last maps vanish, got {height} x {width}"
             )
-        maps = list(self.backbone(images).values())
-        outputs = self.head(maps)
-        anchors = self.anchors(maps, (height, width))
-        return [
-            Predictions(
-                name="ssd",
-                logits=outputs["cls_logits"],
-                deltas=outputs["bbox_regression"],
-                anchors=anchors.boxes,
-                level_sizes=anchors.level_sizes,
-            )
-        ]
-
-    @property
-    def body(self) -> nn.Module:
-        return self.backbone.body
+        return super().predict(images, targets)
 
     @property
     def freezable_stages(self) -> list[list[nn.Module]]:
         return self.backbone.stages
-
-    @property
-    def compilable_parts(self) -> list[nn.Module]:
-        return [self.backbone, self.head]
 
     def class_outputs(self) -> list[ClassOutput]:
         return [
@@ -234,4 +204,4 @@ def make_ssd(
     if activation == "sigmoid":
         for output in head.classification_head.module_list:
             nn.init.constant_(output.bias, PRIOR_LOGIT)
-    return SSD(network, head, anchors, pixels)
+    return SSD(network, head, anchors, *PIXELS[pixels])
