@@ -87,6 +87,7 @@ def test_the_status_is_that_of_the_signal_that_stopped_it(workflow: Workflow, st
     [
         (["--train-split", "a+b"], "data", "train_split", "a+b"),
         (["--val-split", "c"], "data", "val_split", "c"),
+        (["--hold-out", "0.1"], "data", "hold_out", 0.1),
         (["--format", "yolo"], "data", "format", "yolo"),
         (["--allow-outside"], "data", "allow_outside", True),
         (["--set", "data.size=320"], "data", "size", 320),
@@ -170,6 +171,29 @@ def test_options_stay_as_they_were_given() -> None:
     config = config_maker("voc", None, options, [])(None)
     assert (config.data.size, config.training.epochs) == (64, 1)
     assert options == before
+
+
+def test_the_recipe_s_split_to_evaluate_on_yields_to_images_held_out(workflow: Workflow) -> None:
+    data = workflow.config("x", "--recipe", "voc", "--hold-out", "0.1").data
+    assert (data.train_split, data.val_split) == ("2007_trainval+2012_trainval", None)
+    assert data.hold_out == 0.1
+
+
+def test_a_split_to_evaluate_on_that_the_user_has_named_does_not_yield(
+    workflow: Workflow, tmp_path: Path
+) -> None:
+    text = "data.hold_out = 0.1: expected none beside data.val_split, which is mine"
+    assert text in refusal("x", "--hold-out", "0.1", "--val-split", "mine")
+    assert text in refusal("x", "--hold-out", "0.1", "--set", "data.val_split=mine")
+    file = tmp_path / "mine.yaml"
+    file.write_text("data: {val_split: mine}\n")
+    assert text in refusal("x", "--config", str(file), "--hold-out", "0.1")
+    assert "2007_test" in refusal("x", "--recipe", "voc", "--set", "data.hold_out=0.1")
+
+
+def test_nothing_or_everything_cannot_be_held_out(workflow: Workflow) -> None:
+    for share in ("0", "1", "-0.1", "10"):
+        assert "a number above 0 and below 1" in refusal("x", "--hold-out", share)
 
 
 def test_without_data_there_is_nothing_to_train_on(workflow: Workflow) -> None:

@@ -15,6 +15,8 @@ from rankdet.config.effects import (
     names_without_effect,
     settings_without_effect,
     square_evaluation,
+    training_name,
+    validation_name,
 )
 from rankdet.recipes import RECIPES, recipe
 from rankdet.structures import Target
@@ -151,3 +153,29 @@ def test_an_ssd_is_evaluated_at_the_size_of_its_training() -> None:
 )
 def test_the_size_of_an_evaluation_is_otherwise_left_alone(config: Config) -> None:
     assert square_evaluation(config) is config
+
+
+@pytest.mark.parametrize(
+    ("data", "training", "validation"),
+    [
+        (DataConfig(), None, None),
+        (DataConfig(train_split="train"), "train", None),
+        (DataConfig(train_split="train", val_split="val"), "train", "val"),
+        (DataConfig(val_split="val"), None, "val"),
+        (DataConfig(hold_out=0.1), None, None),
+        (
+            DataConfig(train_split="a+b", hold_out=0.07),
+            "a+b (without held-out 7 %)",
+            "a+b (held-out 7 %)",
+        ),
+        (
+            DataConfig(train_split="train", hold_out=0.125),
+            "train (without held-out 12.5 %)",
+            "train (held-out 12.5 %)",
+        ),
+    ],
+)
+def test_the_images_of_both_sides_have_a_name(
+    data: DataConfig, training: str | None, validation: str | None
+) -> None:
+    assert (training_name(data), validation_name(data)) == (training, validation)

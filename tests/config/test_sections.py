@@ -243,6 +243,14 @@ def test_classes_are_different_and_at_least_one() -> None:
     assert "data.classes" in refusal(DataConfig, classes=("a", ""))
 
 
+def test_images_are_held_out_or_a_split_is_evaluated_on() -> None:
+    assert DataConfig(train_split="train", hold_out=0.25).hold_out == 0.25
+    assert refusal(DataConfig, hold_out=0.1, val_split="val") == (
+        "data.hold_out = 0.1: expected none beside data.val_split, which is val. "
+        "Images to evaluate on come from the one or the other. Set one of them to null."
+    )
+
+
 def test_milestones_ascend() -> None:
     assert TrainingConfig(milestones=()).milestones == ()
     assert "ascending" in refusal(TrainingConfig, milestones=(5, 5))

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from rankdet.data.augmentation.transforms import ResizeFixed
+from rankdet.data.chosen import ChosenImages
 from rankdet.data.dataset import DetectionDataset
 from rankdet.data.loading.loader import make_loader
 from rankdet.data.synthetic.dataset import SyntheticDataset
 from rankdet.robustness.patches import centre_windows
-from rankdet.robustness.perturbed import ChosenImages, PerturbedDataset
+from rankdet.robustness.perturbed import PerturbedDataset
 from rankdet.robustness.suite import PERTURBATIONS, corruption, perturbation, select
 from rankdet.structures import Target
 
@@ -91,14 +92,6 @@ def test_ignored_objects_get_no_patch() -> None:
 
     PerturbedDataset(WithIgnored("val", 2), watch).image(0)
     assert torch.equal(seen[0], DATA.target(0).boxes[1:])
-
-
-def test_chosen_images_have_new_numbers() -> None:
-    chosen = ChosenImages(DATA, range(3, 5))
-    assert len(chosen) == 2
-    assert chosen.name(1) == DATA.name(4)
-    assert chosen.size(0) == DATA.size(3)
-    assert torch.equal(chosen.target(1).boxes, DATA.target(4).boxes)
 
 
 def test_corruptions_are_perturbations_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -79,6 +80,15 @@ def train(
     ] = None,
     val_split: Annotated[
         str | None, typer.Option(help="To evaluate on: a split, or a sum of several.")
+    ] = None,
+    hold_out: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            show_default=False,
+            help="Evaluate on this share of the split to train on, such as 0.1, and train on the "
+            "rest. File names decide which images, whatever the seed. In place of --val-split.",
+        ),
     ] = None,
     classes: Classes = None,
     format: FormatOption = None,
@@ -184,6 +194,7 @@ def train(
             "format": None if format is None else format.value,
             "train_split": train_split,
             "val_split": val_split,
+            "hold_out": hold_out,
             "classes": class_list(classes),
             "allow_outside": allow_outside or None,
             "size": size,
@@ -222,9 +233,7 @@ def config_maker(
     """A function from the stored settings of a run (None: a new run) to those that are wanted."""
 
     def make_config(stored: Config | None) -> Config:
-        from rankdet.recipes import recipe
-
-        base = recipe(recipe_name) if stored is None else stored
+        base = _recipe(recipe_name, options) if stored is None else stored
         if file is not None:
             base = read_config(file, base)
         changes = options if stored is not None else _with_dependants(options, base)
@@ -234,6 +243,16 @@ def config_maker(
         return config
 
     return make_config
+
+
+def _recipe(name: str, options: dict[str, Any]) -> Config:
+    """The recipe; with --hold-out, without its split to evaluate on."""
+    from rankdet.recipes import recipe
+
+    base = recipe(name)
+    if "hold_out" not in options.get("data", {}):
+        return base
+    return replace(base, data=replace(base.data, val_split=None))
 
 
 def _with_dependants(options: dict[str, Any], base: Config) -> dict[str, Any]:

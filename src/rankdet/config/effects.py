@@ -1,10 +1,13 @@
-"""What settings mean for one detector: which of them it does not look at, and SSD's image size."""
+"""What settings mean together: which of them a detector does not look at, and its image size.
+
+And how the images are called that they choose.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from rankdet.config.sections import Config, DetectorConfig
+from rankdet.config.sections import Config, DataConfig, DetectorConfig
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,27 @@ def square_evaluation(config: Config) -> Config:
     ):
         return config
     return replace(config, evaluation=replace(evaluation, fixed_size=config.data.size))
+
+
+def training_name(data: DataConfig) -> str | None:
+    """What messages and results call the images to train on; None if nobody has named the split.
+
+    >>> training_name(DataConfig(train_split="train", hold_out=0.1))
+    'train (without held-out 10 %)'
+    """
+    if data.train_split is None or data.hold_out is None:
+        return data.train_split
+    return f"{data.train_split} (without held-out {100 * data.hold_out:g} %)"
+
+
+def validation_name(data: DataConfig) -> str | None:
+    """What they call the images to evaluate on; None if there are none, or they are not named.
+
+    >>> validation_name(DataConfig(val_split="val"))
+    'val'
+    >>> validation_name(DataConfig(train_split="train", hold_out=0.1))
+    'train (held-out 10 %)'
+    """
+    if data.train_split is None or data.hold_out is None:
+        return data.val_split
+    return f"{data.train_split} (held-out {100 * data.hold_out:g} %)"

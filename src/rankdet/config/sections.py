@@ -37,6 +37,8 @@ class DataConfig:
     """Which images, and what is done to them before the detector sees them.
 
     path: a folder or file, or "synthetic". A split of None is chosen by its name (`choose_splits`).
+    hold_out: this share of the training split is not trained on but evaluated on, in place of
+    val_split; which images these are depends on their names alone (`rankdet.data.hold_out`).
     augmentation: "ssd" (the paper's chain, to size x size), "jitter" (flip and scale), "flip" (and
     resized to size x size, for short trainings) or "none" (resized to size x size). drop_ignored:
     difficult and crowd objects become background, as in the paper; else anchors on them are
@@ -47,6 +49,7 @@ class DataConfig:
     format: str | None = setting(None, choices=FORMAT_NAMES)
     train_split: str | None = setting(None)
     val_split: str | None = setting(None)
+    hold_out: float | None = setting(None, above=0, below=1)
     classes: tuple[str, ...] | None = setting(None)
     allow_outside: bool = setting(False)
     max_pixels: int = setting(50_000_000, least=1)
@@ -58,6 +61,13 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_section(self, "data.")
+        if self.hold_out is not None and self.val_split is not None:
+            raise SettingError(
+                "data.hold_out",
+                self.hold_out,
+                f"expected none beside data.val_split, which is {self.val_split}",
+                "Images to evaluate on come from the one or the other. Set one of them to null.",
+            )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from rankdet.data.chosen import ChosenImages
 from rankdet.data.dataset import DetectionDataset, FileDataset
+from rankdet.data.reading.annotations import Annotations
 from rankdet.data.synthetic.dataset import SyntheticDataset
 
 _LENGTH = 16  # hexadecimal digits: 64 bits
@@ -42,10 +44,8 @@ def _parts(dataset: DetectionDataset) -> Iterator[bytes]:
         yield repr(settings).encode()
         split, length, seed, side = settings
         dataset = SyntheticDataset(split, min(length, _DRAWN), seed=seed, size=side)
-    if isinstance(dataset, FileDataset):
-        names, arrays = _arrays_of_files(dataset)
-    else:
-        names, arrays = _arrays(dataset)
+    held = _annotations(dataset)
+    names, arrays = _arrays(dataset) if held is None else _arrays_of_files(held)
     yield len(dataset.classes).to_bytes(8, "little")
     yield from (name.encode() for name in dataset.classes)
     yield len(dataset).to_bytes(8, "little")
@@ -59,9 +59,16 @@ def _parts(dataset: DetectionDataset) -> Iterator[bytes]:
 _Arrays = tuple[list[bytes], tuple[np.ndarray, ...]]
 
 
-def _arrays_of_files(dataset: FileDataset) -> _Arrays:
-    """From the arrays that the data set holds: no image is asked for by its number."""
-    held = dataset.annotations
+def _annotations(dataset: DetectionDataset) -> Annotations | None:
+    """The arrays that a data set of files holds, or of the images that were chosen of one."""
+    if isinstance(dataset, ChosenImages):
+        whole = _annotations(dataset.base)
+        return None if whole is None else whole.take(np.asarray(dataset.indices, dtype=np.int64))
+    return dataset.annotations if isinstance(dataset, FileDataset) else None
+
+
+def _arrays_of_files(held: Annotations) -> _Arrays:
+    """From the arrays themselves: no image is asked for by its number."""
     arrays = (held.sizes[:, ::-1], np.diff(held.offsets), held.boxes, held.labels, held.is_ignored)
     return held.paths.tolist(), arrays
 

@@ -6,7 +6,7 @@ perturbs its test set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor
@@ -18,11 +18,18 @@ from rankdet.structures import Target
 Perturbation = Callable[[Tensor, Tensor, np.random.Generator], Tensor]
 
 
-class _Wrapped:
-    """What a data set says of itself and its images, said by another one that it stands on."""
+class PerturbedDataset:
+    """Another data set through a perturbation.
 
-    def __init__(self, base: DetectionDataset) -> None:
+    Random numbers are those of (seed, image number) alone: an image is the same in any batch, order
+    and worker process. The paper puts patches on "each object instance": objects with `is_ignored`
+    (VOC's difficult ones, COCO's crowds) are none that the metrics count, and get no patch.
+    """
+
+    def __init__(self, base: DetectionDataset, perturbation: Perturbation, seed: int = 0) -> None:
         self.base = base
+        self.perturbation = perturbation
+        self.seed = seed
         self.classes = base.classes
         self.category_ids = base.category_ids
         self.is_annotated = base.is_annotated
@@ -37,55 +44,12 @@ class _Wrapped:
         return self.base.size(index)
 
     def image(self, index: int) -> Tensor:
-        return self.base.image(index)
-
-    def target(self, index: int) -> Target:
-        return self.base.target(index)
-
-
-class PerturbedDataset(_Wrapped):
-    """Another data set through a perturbation.
-
-    Random numbers are those of (seed, image number) alone: an image is the same in any batch, order
-    and worker process. The paper puts patches on "each object instance": objects with `is_ignored`
-    (VOC's difficult ones, COCO's crowds) are none that the metrics count, and get no patch.
-    """
-
-    def __init__(self, base: DetectionDataset, perturbation: Perturbation, seed: int = 0) -> None:
-        super().__init__(base)
-        self.perturbation = perturbation
-        self.seed = seed
-
-    def image(self, index: int) -> Tensor:
         target = self.base.target(index)
         boxes = target.boxes[~target.is_ignored]
         return self.perturbation(self.base.image(index), boxes, random_of(self.seed, index))
 
-
-class ChosenImages(_Wrapped):
-    """Some images of another data set, numbered anew in the order that is given.
-
-    Nothing is changed in them: sheets of examples show few images, here and in `experiments`.
-    """
-
-    def __init__(self, base: DetectionDataset, indices: Sequence[int]) -> None:
-        super().__init__(base)
-        self.indices = indices
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def name(self, index: int) -> str:
-        return self.base.name(self.indices[index])
-
-    def size(self, index: int) -> tuple[int, int]:
-        return self.base.size(self.indices[index])
-
-    def image(self, index: int) -> Tensor:
-        return self.base.image(self.indices[index])
-
     def target(self, index: int) -> Target:
-        return self.base.target(self.indices[index])
+        return self.base.target(index)
 
 
 def random_of(seed: int, index: int) -> np.random.Generator:

@@ -6,13 +6,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankdet.config import Config, EvaluationConfig
+from rankdet.config import Config, DataConfig, EvaluationConfig
+from rankdet.config.effects import validation_name
+from rankdet.data.chosen import ChosenImages
 from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
-from rankdet.data.reading.choice import SYNTHETIC_SPLITS, training_pairs
+from rankdet.data.reading.choice import SYNTHETIC_SPLITS, choose_splits, training_pairs
 from rankdet.data.reading.formats import split_names
 from rankdet.errors import CheckpointError, ConfigError, DataError, listed
-from rankdet.workflows.opening import notes_on_left_out, open_with_progress, refuse_moved
+from rankdet.workflows.opening import (
+    divided,
+    notes_on_left_out,
+    open_with_progress,
+    refuse_moved,
+)
 from rankdet.workflows.results import results_name
 from rankdet.workflows.run import RESULTS_FILE, RunRecord
 
@@ -23,7 +30,8 @@ _MOST_NAMES = 10  # classes that a message lists
 class Choice:
     """The settings of an evaluation, with its data and its split in them.
 
-    is_own_data: those of the training. is_validation: and the split that the training had for it.
+    split: what the images are called: a split, or the held-out part of one. is_own_data: those of
+    the training. is_validation: and the images that the training had for it.
     """
 
     config: Config
@@ -39,14 +47,14 @@ def choose_data(
     changes: Callable[[Config], Config],
     command: str = "rankdet evaluate RUN DATA",
 ) -> Choice:
-    """What the user wants to evaluate on: by default the validation split of the run.
+    """What the user wants to evaluate on: by default what the run had for it.
 
     command: how to name other data, for a message.
     """
     base = record.config
     if data is not None:  # what was said about the run's data does not hold for others
-        of_data = replace(base.data, path=data, format=None, train_split=None, val_split=None)
-        base = replace(base, data=of_data)
+        of_data = replace(base.data, path=data, format=None, train_split=None)
+        base = replace(base, data=replace(of_data, val_split=None, hold_out=None))
     config = changes(base)
     for section in ("detector", "loss"):
         if getattr(config, section) != getattr(record.config, section):
@@ -56,14 +64,39 @@ def choose_data(
             )
     path, own = config.data.path, record.config.data
     if path == own.path:
-        refuse_moved(path, command)
-    split = split or config.data.val_split or _usual_split(path, config.data.format)
+        refuse_moved(path, command + _hold_out_again(own))
+    if split is not None and config.data.hold_out != base.data.hold_out:
+        raise ConfigError(
+            "--split, data.hold_out: a split that is named is evaluated on as a whole. Leave one "
+            "of the two out."
+        )
+    chosen = _with_split(config.data, own, split)
+    name = validation_name(chosen)
+    assert name is not None
     return Choice(
-        config=replace(config, data=replace(config.data, val_split=split)),
-        split=split,
+        config=replace(config, data=chosen),
+        split=name,
         is_own_data=path == own.path,
-        is_validation=path == own.path and split == own.val_split,
+        is_validation=path == own.path and name == validation_name(own),
     )
+
+
+def _with_split(data: DataConfig, own: DataConfig, split: str | None) -> DataConfig:
+    """The data with the images to evaluate on: a whole split, or what is held out of one.
+
+    own: of the training. Who holds out of other data means those, at another place.
+    """
+    if split is not None:
+        return replace(data, val_split=split, hold_out=None)
+    if data.hold_out is None:
+        return replace(data, val_split=data.val_split or _usual_split(data.path, data.format))
+    train_split = data.train_split or own.train_split or choose_splits(data.path, data.format)[0]
+    return replace(data, train_split=train_split)
+
+
+def _hold_out_again(own: DataConfig) -> str:
+    """What a command needs, beside other data, for the held-out images of a run; else empty."""
+    return "" if own.hold_out is None else f" --set data.hold_out={own.hold_out}"
 
 
 def _usual_split(path: str, format: str | None) -> str:
@@ -87,17 +120,27 @@ def _usual_split(path: str, format: str | None) -> str:
 def open_data(choice: Choice, record: RunRecord) -> DetectionDataset:
     """The data set with the classes of the run; DataError if it has others."""
     classes = record.classes if choice.is_validation else None
-    dataset = open_with_progress(choice.config.data, choice.split, classes)
+    dataset = _open(choice.config.data, classes)
     if dataset.is_annotated:
         _check_classes(choice, dataset.classes, record.classes)
     if dataset.classes != record.classes:  # in another order, or not all of them
-        dataset = open_with_progress(choice.config.data, choice.split, record.classes)
+        dataset = _open(choice.config.data, record.classes)
     if dataset.classes != record.classes:  # the embedded set has always its own
         raise CheckpointError(
             f"the run has the classes {_listed(record.classes)}: not those of the data set "
             f"{choice.config.data.path}, {_listed(dataset.classes)}. Evaluate on other data."
         )
     return dataset
+
+
+def _open(data: DataConfig, classes: tuple[str, ...] | None) -> DetectionDataset:
+    """The split to evaluate on; or that to train on, of which the held-out images are taken."""
+    if data.hold_out is None:
+        assert data.val_split is not None
+        return open_with_progress(data, data.val_split, classes)
+    assert data.train_split is not None
+    _, held_out = divided(open_with_progress(data, data.train_split, classes), data)
+    return held_out
 
 
 def _check_classes(choice: Choice, found: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -154,7 +197,16 @@ def _scoring(config: Config) -> EvaluationConfig:
 
 def notes_on_data(choice: Choice, record: RunRecord, dataset: DetectionDataset) -> list[str]:
     """What the user should know about the data: files left out, or others than in the training."""
-    notes = notes_on_left_out(choice.split, dataset)
+    data, own = choice.config.data, record.config.data
+    if isinstance(dataset, ChosenImages):  # what is left out, is so of the split as a whole
+        notes = notes_on_left_out(str(data.train_split), dataset.base)
+    else:
+        notes = notes_on_left_out(choice.split, dataset)
+    if own.hold_out is not None and data.hold_out is None and choice.split == own.train_split:
+        notes.append(
+            f"{choice.split}: the run has learnt from most images of a split of this name; its "
+            f"held-out images alone are evaluated with{_hold_out_again(own)}."
+        )
     if choice.is_validation and _validation_fingerprint(record) not in (None, fingerprint(dataset)):
         notes.append(f"{choice.split}: the data are not the same any more as in the training.")
     return notes

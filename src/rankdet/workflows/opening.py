@@ -8,6 +8,7 @@ from pathlib import Path
 from rankdet import build
 from rankdet.config import DataConfig
 from rankdet.data.dataset import DetectionDataset
+from rankdet.data.hold_out import divide
 from rankdet.errors import DataError, counted
 from rankdet.progress import progress
 
@@ -20,6 +21,23 @@ def open_with_progress(
         return build.open_split(
             config, split, classes=classes, on_start=meter.expect, on_image=meter.advance
         )
+
+
+def divided(
+    dataset: DetectionDataset, config: DataConfig
+) -> tuple[DetectionDataset, DetectionDataset]:
+    """The images of the training split to train on, and those that data.hold_out holds out."""
+    assert config.hold_out is not None
+    if len(dataset) < 2:
+        raise DataError(
+            "expected two images or more, to train on some and hold out the others",
+            file=config.path,
+            field="data.hold_out",
+            value=config.hold_out,
+            detail=f"{config.train_split} has {counted(len(dataset), 'image')}.",
+            hint="Leave out --hold-out, or name a split to evaluate on with --val-split.",
+        )
+    return divide(dataset, config.hold_out)
 
 
 def refuse_moved(path: str, command: str) -> None:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from rankdet import build
 from rankdet.config import Config
+from rankdet.config.effects import training_name
+from rankdet.data.chosen import ChosenImages
 from rankdet.data.dataset import DetectionDataset
 from rankdet.data.loading.workers import make_ready
 from rankdet.engine.checkpoint import Checkpoint
@@ -22,11 +24,10 @@ from rankdet.errors import ConfigError, DataError, printable
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.robustness import patch_files
 from rankdet.robustness.adversarial import PatchSettings
-from rankdet.robustness.perturbed import ChosenImages
 from rankdet.robustness.suite import ADVERSARIAL, select
 from rankdet.workflows import pictures
 from rankdet.workflows.evaluation_data import Choice, choose_data, notes_on_data, open_data
-from rankdet.workflows.opening import has_objects, refuse_moved
+from rankdet.workflows.opening import divided, has_objects, refuse_moved
 from rankdet.workflows.results import write_results
 from rankdet.workflows.robustness_measures import Subject, make_patch, measure
 from rankdet.workflows.robustness_results import (
@@ -209,19 +210,22 @@ def _patch(
     if config is record.config:
         refuse_moved(config.data.path, "rankdet robustness RUN DATA --train-split SPLIT")
     choice = Choice(
-        config=replace(config, data=replace(config.data, val_split=split)),
+        config=replace(config, data=replace(config.data, val_split=split, hold_out=None)),
         split=split,
         is_own_data=True,
         is_validation=False,
     )
-    dataset = _with_objects(open_data(choice, record), choice, None)
+    whole = open_data(choice, record)
+    is_divided = config.data.hold_out is not None and split == config.data.train_split
+    part = divided(whole, config.data)[0] if is_divided else whole  # none that is evaluated on
+    dataset = _with_objects(part, choice, None)
     patch = make_patch(subject, dataset, settings)
     _, weights = patch_files.write_patch(stem, patch)
     origin = {
         "file": weights.name,
         "is_trained_here": True,
         "data": config.data.path,
-        "split": split,
+        "split": training_name(config.data) if is_divided else split,
         "num_images": len(dataset),
         "settings": dataclasses.asdict(settings),
     }

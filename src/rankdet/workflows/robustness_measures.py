@@ -21,7 +21,7 @@ from rankdet.metrics.thresholds import usual_thresholds
 from rankdet.progress import progress
 from rankdet.robustness.adversarial import PatchSettings, train_patch
 from rankdet.robustness.corruptions import SEVERITIES
-from rankdet.robustness.deepfool import Fooled, deepfool
+from rankdet.robustness.deepfool import Fooled, deepfool, midway_thresholds
 from rankdet.robustness.perturbed import Perturbation, PerturbedDataset
 from rankdet.robustness.suite import ORIGINAL, Selection, corruption, perturbation
 from rankdet.workflows.evaluate import detect_dataset, judge
@@ -86,7 +86,8 @@ def measure(
     )
     fooled = None
     if selection.has_deepfool:
-        fooled = fool(subject, dataset, thresholds, deepfool_objects)
+        midway = midway_thresholds(thresholds, original.detected.detections)
+        fooled = fool(subject, dataset, midway, deepfool_objects)
     return Measures(tuple(images), fooled, thresholds)
 
 

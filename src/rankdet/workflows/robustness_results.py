@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from rankdet.config import Config, to_dict
+from rankdet.config.effects import validation_name
+from rankdet.data.chosen import ChosenImages
 from rankdet.data.fingerprint import fingerprint
 from rankdet.metrics.errors import judge_errors
 from rankdet.metrics.evaluation import NOT_AVAILABLE, percent_text
@@ -18,7 +20,6 @@ from rankdet.provenance import provenance
 from rankdet.report.robustness import LABELS
 from rankdet.report.wording import loss_name
 from rankdet.robustness.corruptions import SEVERITIES
-from rankdet.robustness.perturbed import ChosenImages
 from rankdet.robustness.suite import DEEPFOOL
 from rankdet.workflows import pictures
 from rankdet.workflows.examples import evenly_spaced, example
@@ -71,7 +72,7 @@ def robustness_content(
         "checkpoint": dict(checkpoint),
         "data": {
             "path": config.data.path,
-            "split": config.data.val_split,
+            "split": validation_name(config.data),
             "num_images": len(dataset),
             "num_objects": sum(row.num_objects for row in original.evaluation.classes),
             "fingerprint": fingerprint(dataset),
