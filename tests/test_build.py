@@ -584,7 +584,7 @@ def test_each_view_has_its_scale_and_side(
 ) -> None:
     config = EvaluationConfig(**settings)
     assert build.evaluation_transforms(config) == expected
-    calls = calls_of(monkeypatch, "make_loader")
+    calls = calls_of(monkeypatch, "make_evaluation_loader")
     views = build.evaluation_views(config, IMAGES, device="cpu")
     assert [arguments for arguments, _ in calls] == [
         (IMAGES, transform) for transform, _ in expected
@@ -592,23 +592,23 @@ def test_each_view_has_its_scale_and_side(
     assert [view.is_flipped for view in views] == [is_flipped for _, is_flipped in expected]
 
 
-@pytest.mark.parametrize("fixed", [None, 64])
 def test_every_setting_of_the_evaluation_reaches_its_loaders(
-    monkeypatch: pytest.MonkeyPatch, fixed: int | None
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calls = calls_of(monkeypatch, "make_loader")
-    config = EvaluationConfig(batch_size=3, fixed_size=fixed)
+    calls = calls_of(monkeypatch, "make_evaluation_loader")
+    config = EvaluationConfig(batch_size=3)
+    store = object()
     for device in ("cpu", "cuda"):
-        build.evaluation_views(config, IMAGES, device=device, workers=2, rank=1, world_size=3)
-    expected = {
-        "batch_size": 3,
-        "shuffle": False,
-        "size": None if fixed is None else (64, 64),
-        "rank": 1,
-        "world_size": 3,
-        "is_dealt": True,
-        "num_workers": 2,
-    }
+        build.evaluation_views(
+            config,
+            IMAGES,
+            device=device,
+            workers=2,
+            rank=1,
+            world_size=3,
+            store=store,  # type: ignore[arg-type]
+        )
+    expected = {"batch_size": 3, "rank": 1, "world_size": 3, "num_workers": 2, "store": store}
     assert [keywords for _, keywords in calls] == [
         {**expected, "pin_memory": False},
         {**expected, "pin_memory": True},

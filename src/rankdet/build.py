@@ -24,16 +24,23 @@ from rankdet.data.augmentation.batched import (
     BatchedFlipScaleJitter,
     BatchedSSDAugmentation,
 )
+from rankdet.data.augmentation.store import ImageStore
 from rankdet.data.augmentation.transforms import (
     FlipResize,
     FlipScaleJitter,
+    Resize,
     ResizeFixed,
     ResizeShorter,
     SSDAugmentation,
     WithoutIgnored,
 )
 from rankdet.data.dataset import DetectionDataset, open_dataset
-from rankdet.data.loading.held import BatchedTransform, HeldLoader, make_held_loader
+from rankdet.data.loading.held import (
+    BatchedTransform,
+    HeldLoader,
+    make_evaluation_loader,
+    make_held_loader,
+)
 from rankdet.data.loading.loader import Loader, Transform, make_loader
 from rankdet.detectors.assign import IoUAssigner
 from rankdet.detectors.criterion import Criterion, StageCriterion
@@ -326,10 +333,9 @@ def training_loader(
             world_size=world_size,
             on_image=on_image,
         )
-    transform = _training_transform(settings)
     return make_loader(
         dataset,
-        WithoutIgnored(transform) if settings.drop_ignored else transform,
+        _training_transform(settings),
         batch_size=batch_size,
         seed=config.seed,
         size=(settings.size, settings.size) if is_fixed else None,
@@ -342,13 +348,14 @@ def training_loader(
 
 
 def _training_transform(config: DataConfig) -> Transform:
-    if config.augmentation == "ssd":
-        return SSDAugmentation(config.size)
-    if config.augmentation == "jitter":
-        return FlipScaleJitter()
-    if config.augmentation == "flip":
-        return FlipResize(config.size)
-    return ResizeFixed(config.size)
+    transforms: dict[str, Transform] = {
+        "ssd": SSDAugmentation(config.size),
+        "jitter": FlipScaleJitter(),
+        "flip": FlipResize(config.size),
+        "none": ResizeFixed(config.size),
+    }
+    transform = transforms[config.augmentation]
+    return WithoutIgnored(transform) if config.drop_ignored else transform
 
 
 def evaluation_views(
@@ -359,32 +366,32 @@ def evaluation_views(
     workers: int | None = None,
     rank: int = 0,
     world_size: int = 1,
+    store: ImageStore | None = None,
 ) -> list[View]:
     """The ways in which each image is looked at: one, or one for each scale, and each mirrored.
 
-    Several processes take whole batches in turn: each batch is the same for any number of them.
+    store: the images, where they are held on the device; None: they are read. Several processes
+    take whole batches in turn: each batch is the same for any number of them.
     """
     views = []
     for transform, is_flipped in evaluation_transforms(config):
-        loader = make_loader(
+        loader = make_evaluation_loader(
             dataset,
             transform,
             batch_size=config.batch_size,
-            shuffle=False,
-            size=(config.fixed_size, config.fixed_size) if config.fixed_size else None,
             rank=rank,
             world_size=world_size,
-            is_dealt=True,
             num_workers=workers,
             pin_memory=torch.device(device).type == "cuda",
+            store=store,
         )
         views.append(View(loader, is_flipped))
     return views
 
 
-def evaluation_transforms(config: EvaluationConfig) -> list[tuple[Transform, bool]]:
+def evaluation_transforms(config: EvaluationConfig) -> list[tuple[Resize, bool]]:
     """How an image is resized for each view, and whether the view is mirrored."""
-    transforms: list[tuple[Transform, bool]] = []
+    transforms: list[tuple[Resize, bool]] = []
     for is_flipped in (False, True) if config.flip else (False,):
         if config.fixed_size is not None:
             transforms.append((ResizeFixed(config.fixed_size, is_flipped), is_flipped))

@@ -54,7 +54,7 @@ class Oracle(nn.Module):
         self.position = 0
         self.shapes: list[tuple[int, ...]] = []
 
-    def forward(self, images: Tensor) -> list[Predictions]:
+    def forward(self, images: Tensor, sizes: object = None) -> list[Predictions]:
         self.shapes.append(tuple(images.shape))
         num_classes = len(self.dataset.classes)
         num_anchors, num_before = 20, int(self.activation == "softmax")
@@ -220,7 +220,7 @@ def test_settings_decide_the_size_of_the_images() -> None:
 
 def test_every_scale_and_its_mirror_image_is_a_view() -> None:
     class Recording(Oracle):
-        def forward(self, images: Tensor) -> list[Predictions]:
+        def forward(self, images: Tensor, sizes: object = None) -> list[Predictions]:
             self.position = 0  # every view begins anew
             return super().forward(images)
 
@@ -364,7 +364,7 @@ def test_the_scores_of_all_anchors_are_counted_once(activation: str) -> None:
 
 def test_the_scores_are_those_of_the_last_stage() -> None:
     class TwoStages(Oracle):
-        def forward(self, images: Tensor) -> list[Predictions]:
+        def forward(self, images: Tensor, sizes: object = None) -> list[Predictions]:
             (last,) = super().forward(images)
             return [replace(last, name="first", logits=torch.zeros_like(last.logits)), last]
 
@@ -378,7 +378,7 @@ def test_the_scores_are_those_of_the_last_stage() -> None:
 
 def test_only_the_first_of_several_views_is_counted() -> None:
     class Recording(Oracle):
-        def forward(self, images: Tensor) -> list[Predictions]:
+        def forward(self, images: Tensor, sizes: object = None) -> list[Predictions]:
             self.position = 0  # every view begins anew
             return super().forward(images)
 

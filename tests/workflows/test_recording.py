@@ -379,6 +379,11 @@ def test_the_detector_is_evaluated_on_the_validation_split_as_it_is_trained(
     assert detector is parts.detector
     assert dataset is parts.validation
     assert config is parts.config
-    assert keywords == {"activation": "softmax", "device": parts.device, "processes": ALONE}
+    assert keywords == {
+        "activation": "softmax",
+        "device": parts.device,
+        "processes": ALONE,
+        "store": None,
+    }
     assert told == [("expect", 3), ("done", 3)]
     assert not display.is_paused

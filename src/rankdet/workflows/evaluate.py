@@ -15,7 +15,9 @@ from torch import nn
 
 from rankdet import build
 from rankdet.config import Config
+from rankdet.data.augmentation.store import ImageStore
 from rankdet.data.dataset import DetectionDataset
+from rankdet.data.loading.held import HeldLoader
 from rankdet.data.loading.loader import Loader
 from rankdet.data.loading.workers import make_ready
 from rankdet.data.processors import usual_num_workers
@@ -24,7 +26,7 @@ from rankdet.engine.checkpoint import Checkpoint, best_checkpoint
 from rankdet.engine.detect import AnyBatch, Detected, detect
 from rankdet.engine.distributed import ALONE, Processes
 from rankdet.errors import DataError, counted, printable
-from rankdet.metrics.anchor_scores import NUM_BINS, AnchorScores
+from rankdet.metrics.anchor_scores import AnchorScores, empty_counts
 from rankdet.metrics.coco import evaluate_coco
 from rankdet.metrics.evaluation import Evaluation
 from rankdet.metrics.voc import evaluate_voc
@@ -69,13 +71,14 @@ def evaluate_dataset(
     on_batch: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
     processes: Processes = ALONE,
+    store: ImageStore | None = None,
 ) -> Outcome | None:
     """How good the detector is on an annotated data set; None if `should_stop` said so.
 
     The detector is on the device; the data set has the detector's classes. config: evaluation says
     how, data.path and data.format which protocol is meant if it is not named. on_batch is told how
     many images were done. Several processes share the images out; process 0 has the outcome, and
-    the others None.
+    the others None. store: the images, where they are held on the device; None: they are read.
     """
     anchors = AnchorScores(activation)
     detected = detect_dataset(
@@ -88,6 +91,7 @@ def evaluate_dataset(
         should_stop=should_stop,
         anchors=anchors,
         processes=processes,
+        store=store,
     )
     if detected is None:
         return None
@@ -108,6 +112,7 @@ def detect_dataset(
     should_stop: Callable[[], bool] | None = None,
     anchors: AnchorScores | None = None,
     processes: Processes = ALONE,
+    store: ImageStore | None = None,
 ) -> Detected | None:
     """What the detector finds in each image; arguments as of `evaluate_dataset`.
 
@@ -120,10 +125,11 @@ def detect_dataset(
         workers=_num_workers(config),
         rank=processes.rank,
         world_size=processes.world_size,
+        store=store,
     )
     with ExitStack() as stack:
         for view in views:
-            assert isinstance(view.loader, Loader)
+            assert isinstance(view.loader, Loader | HeldLoader)
             stack.callback(view.loader.close)  # ends its worker processes
         detected = detect(
             detector,
@@ -145,12 +151,8 @@ def _add_up(anchors: AnchorScores, processes: Processes) -> None:
     """Let the counts be those of all processes."""
     if processes.is_alone:
         return
-    empty = torch.zeros(NUM_BINS**2, dtype=torch.int64)
-    counts = empty if anchors.counts is None else anchors.counts.cpu()
-    *cells, num_images = processes.summed(
-        torch.cat([counts, torch.tensor([anchors.num_images])])
-    ).split(NUM_BINS**2)
-    anchors.counts, anchors.num_images = cells[0], int(num_images)
+    own = empty_counts() if anchors.counts is None else anchors.counts.cpu()
+    anchors.counts = processes.summed(own)
 
 
 def _counting(anchors: AnchorScores) -> Callable[[list[Predictions], AnyBatch], None]:

@@ -10,7 +10,12 @@ import torch
 
 from rankdet import build
 from rankdet.config import Config, DataConfig, TrainingConfig
-from rankdet.config.effects import settings_without_effect, square_evaluation
+from rankdet.config.effects import (
+    settings_without_effect,
+    square_evaluation,
+    training_name,
+    validation_name,
+)
 from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
 from rankdet.data.loading.held import HeldLoader
@@ -25,7 +30,12 @@ from rankdet.errors import ConfigError, DataError, counted
 from rankdet.progress import progress
 from rankdet.provenance import provenance
 from rankdet.workflows.initial import load_initial_weights
-from rankdet.workflows.opening import has_objects, notes_on_left_out, open_with_progress
+from rankdet.workflows.opening import (
+    divided,
+    has_objects,
+    notes_on_left_out,
+    open_with_progress,
+)
 from rankdet.workflows.run import RunRecord
 
 
@@ -148,8 +158,9 @@ def _with_splits(config: Config) -> Config:
     if data.train_split is not None:
         return config
     train_split, val_split = choose_splits(data.path, data.format)
-    data = replace(data, train_split=train_split, val_split=data.val_split or val_split)
-    return replace(config, data=data)
+    if data.hold_out is None:
+        data = replace(data, val_split=data.val_split or val_split)
+    return replace(config, data=replace(data, train_split=train_split))
 
 
 def _open_data(
@@ -158,28 +169,35 @@ def _open_data(
     """The data to train on, those to evaluate on, and notes about both."""
     settings = config.data
     assert settings.train_split is not None
-    train = _open_annotated(settings, settings.train_split, None)
+    whole = _open_annotated(settings, settings.train_split, None)
+    notes = notes_on_left_out(settings.train_split, whole)
+    train, validation = (whole, None) if settings.hold_out is None else divided(whole, settings)
     if not has_objects(train):
         raise DataError(
             "expected objects to train on",
             file=settings.path,
             field="split",
-            value=settings.train_split,
+            value=training_name(settings),
             detail=f"None of its {len(train)} images has one of the classes.",
             hint="Look at the annotations with `rankdet check`.",
         )
-    notes = notes_on_left_out(settings.train_split, train)
+    if validation is not None:
+        notes.append(
+            f"{settings.train_split}: {len(validation)} of {counted(len(whole), 'image')} held out "
+            "of the training to evaluate on, by the names of the files."
+        )
+    elif settings.val_split is None:
+        notes.append("There is no split to evaluate on (--val-split or --hold-out): no AP.")
+    else:
+        validation = _open_annotated(settings, settings.val_split, train.classes)
+        notes += notes_on_left_out(settings.val_split, validation)
     if settings.val_split == settings.train_split:
         notes.append(
             f"{settings.val_split}: the images to evaluate on are those to train on, so that the "
             "numbers say nothing about other images."
         )
-    if settings.val_split is None:
-        return train, None, [*notes, "There is no split to evaluate on (--val-split): no AP."]
-    validation = _open_annotated(settings, settings.val_split, train.classes)
-    notes += notes_on_left_out(settings.val_split, validation)
-    if not has_objects(validation):
-        notes.append(f"{settings.val_split}: there are no objects in the split: no AP.")
+    if validation is not None and not has_objects(validation):
+        notes.append(f"{validation_name(settings)}: there are no objects in the split: no AP.")
     return train, validation, notes
 
 
@@ -281,14 +299,15 @@ def _record(
     activation: str,
     notes: list[str],
 ) -> RunRecord:
+    name = validation_name(config.data)
     return RunRecord(
         config=config,
         classes=train.classes,
         category_ids=train.category_ids,
         activation=activation,
         data={
-            "train": _identity(config.data.train_split, train),
-            "val": None if validation is None else _identity(config.data.val_split, validation),
+            "train": _identity(training_name(config.data), train),
+            "val": None if validation is None else _identity(name, validation),
         },
         provenance=provenance(seed=config.seed),
         notes=tuple(notes),

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from rankdet.data.augmentation.store import ImageStore
 from rankdet.engine import checkpoint as checkpoints
 from rankdet.engine.display import TrainingDisplay
 from rankdet.engine.distributed import ALONE, PeerStopped, Processes
@@ -45,13 +46,18 @@ class Recorder:
         stop: StopRequest,
         seconds: float = 0.0,
         processes: Processes = ALONE,
+        store: ImageStore | None = None,
     ) -> None:
-        """seconds: what earlier sessions of this training took."""
+        """seconds: what earlier sessions of this training took.
+
+        store: the images to evaluate on, where they are held on the device.
+        """
         self.out = out
         self.parts = parts
         self.display = display
         self.stop = stop
         self.processes = processes
+        self.store = store
         self.checkpoints = out / runs.CHECKPOINTS
         self.metrics = MetricsFile(out / runs.METRICS_FILE)
         self.events: EventWriter | None = None
@@ -197,6 +203,7 @@ class Recorder:
                     on_batch=meter.advance,
                     should_stop=self.stop.agreed,
                     processes=self.processes,
+                    store=self.store,
                 )
             except (LoaderError, DataError, PeerStopped):  # what one raises, all do
                 if self.stop.agreed():  # the signal has reached the processes that load, too

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rankdet.config import Config, to_dict
+from rankdet.config.effects import validation_name
 from rankdet.data.dataset import DetectionDataset
 from rankdet.data.fingerprint import fingerprint
 from rankdet.engine.detect import Detected
@@ -59,9 +60,9 @@ def results_content(
 ) -> dict[str, Any]:
     """What results.json says, ready for JSON.
 
-    record: of the run. config: with the data (val_split is the one evaluated) and the evaluation as
-    they were used here. checkpoint: its name, step and epoch. seconds: the wall time of this
-    evaluation; training_seconds: of the training up to the checkpoint, where it is known;
+    record: of the run. config: with the data (`validation_name` is what was evaluated on) and the
+    evaluation as they were used here. checkpoint: its name, step and epoch. seconds: the wall time
+    of this evaluation; training_seconds: of the training up to the checkpoint, where it is known;
     counts: see `training_counts`.
     """
     evaluation, detected = outcome.evaluation, outcome.detected
@@ -76,7 +77,7 @@ def results_content(
         "checkpoint": dict(checkpoint),
         "data": {
             "path": config.data.path,
-            "split": config.data.val_split,
+            "split": validation_name(config.data),
             "num_images": len(dataset),
             "num_objects": sum(result.num_objects for result in evaluation.classes),
             "fingerprint": fingerprint(dataset),
@@ -219,7 +220,7 @@ def results_name(*words: str) -> str:
     >>> results_name("2007_test"), results_name("my data", "val:6")
     ('results-2007_test.json', 'results-my-data-val-6.json')
     """
-    return f"results-{file_name('-'.join(words))}.json"
+    return f"results-{'-'.join(map(file_name, words))}.json"
 
 
 def file_name(text: str) -> str:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from rankdet.config import Config, TrainingConfig
+from rankdet.data.augmentation.store import ImageStore
 from rankdet.detectors.criterion import batch_average_precision
 from rankdet.engine.checkpoint import Checkpoint, load_checkpoint, newest_checkpoint
 from rankdet.engine.display import TrainingDisplay
@@ -33,6 +34,7 @@ from rankdet.errors import (
 )
 from rankdet.progress import say
 from rankdet.workflows import run as runs
+from rankdet.workflows.holding import held_validation
 from rankdet.workflows.opening import refuse_moved
 from rankdet.workflows.parts import Parts, prepare
 from rankdet.workflows.recording import Recorder
@@ -105,6 +107,7 @@ def _train(
                 processes=processes,
             )
             stack.enter_context(closing(parts.loader))
+            store = held_validation(parts, is_silent=not processes.is_first)
         check_same_everywhere(parts.record, processes)
         with processes.together():
             if processes.is_first:
@@ -112,7 +115,7 @@ def _train(
             stop = StopRequest(processes.agreed_signal, is_silent=not processes.is_first)
             stack.enter_context(stop)
             position = _begin(out, parts, stored, checkpoint, is_forced, processes)
-        _go(out, parts, position, stop, seconds_before(checkpoint), processes)
+        _go(out, parts, position, stop, seconds_before(checkpoint), processes, store)
         return stop.exit_code if stop.agreed() else 0
 
 
@@ -174,6 +177,7 @@ def _go(
     stop: StopRequest,
     seconds: float,
     processes: Processes,
+    store: ImageStore | None,
 ) -> None:
     """Train from this position to the last step, or until a signal comes."""
     settings = parts.config.training
@@ -186,7 +190,7 @@ def _go(
         TrainingDisplay(
             start_step=position.step, num_steps=num_steps, num_epochs=settings.epochs
         ) as display,
-        Recorder(out, parts, display, stop, seconds, processes) as recorder,
+        Recorder(out, parts, display, stop, seconds, processes, store) as recorder,
     ):
         introduce(display, parts, position, num_steps)
         recorder.begin(position)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from rankdet.data.augmentation import store
 from rankdet.data.augmentation.packed import unpack_targets
 from rankdet.data.augmentation.parameters import MIN_SIDE
 from rankdet.data.augmentation.store import ImageStore
@@ -77,10 +81,10 @@ def test_the_store_gives_the_images_and_targets_of_the_data_set(indices: list[in
 
 
 def test_the_store_takes_indices_as_a_tensor() -> None:
-    store = ImageStore.from_dataset(CountingDataset(), "cpu")
-    by_list, by_tensor = store.batch([3, 0])[0], store.batch(torch.tensor([3, 0]))[0]
+    held = ImageStore.from_dataset(CountingDataset(), "cpu")
+    by_list, by_tensor = held.batch([3, 0])[0], held.batch(torch.tensor([3, 0]))[0]
     assert torch.equal(by_list.pixels, by_tensor.pixels)
-    assert len(store) == 4
+    assert len(held) == 4
 
 
 def test_the_store_says_what_it_needs_without_reading_an_image() -> None:
@@ -104,10 +108,10 @@ def test_a_long_image_is_held_as_the_chain_for_one_image_would_make_it_smaller()
         shrink(dataset.image(index), dataset.target(index), longest=4, min_side=MIN_SIDE)
         for index in range(4)
     ]
-    store = ImageStore.from_dataset(dataset, "cpu", longest=4)
-    assert store.sizes.tolist() == [[2, 4], [4, 3], [2, 4], [1, 1]]
-    assert store.pixels.numel() == ImageStore.num_bytes(dataset, longest=4) == 3 * (8 + 12 + 8 + 1)
-    images, targets = store.batch(range(4))
+    held = ImageStore.from_dataset(dataset, "cpu", longest=4)
+    assert held.sizes.tolist() == [[2, 4], [4, 3], [2, 4], [1, 1]]
+    assert held.pixels.numel() == ImageStore.num_bytes(dataset, longest=4) == 3 * (8 + 12 + 8 + 1)
+    images, targets = held.batch(range(4))
     assert images.pixels.shape == (4, 3, 4, 4)
     for row, (target, (image, smaller)) in enumerate(
         zip(unpack_targets(targets), expected, strict=True)
@@ -120,14 +124,60 @@ def test_a_long_image_is_held_as_the_chain_for_one_image_would_make_it_smaller()
 def test_only_images_of_more_than_1536_pixels_are_held_smaller() -> None:
     dataset = CountingDataset()
     dataset.sizes = ((1, 1536), (1, 1537), (3, 5000), (1, 1))
-    store = ImageStore.from_dataset(dataset, "cpu")
-    assert store.sizes.tolist() == [[1, 1536], [1, 1536], [1, 1536], [1, 1]]
+    held = ImageStore.from_dataset(dataset, "cpu")
+    assert held.sizes.tolist() == [[1, 1536], [1, 1536], [1, 1536], [1, 1]]
 
 
 def test_progress_is_told_of_each_image() -> None:
     told: list[int] = []
     ImageStore.from_dataset(CountingDataset(), "cpu", on_image=lambda: told.append(1))
     assert len(told) == 4
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+@pytest.mark.parametrize("piece", [1, 40, 10**6])
+def test_threads_and_pieces_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, num_threads: int, piece: int
+) -> None:
+    class Slow(CountingDataset):
+        def image(self, index: int) -> Tensor:
+            time.sleep(0.01 * (4 - index))  # the last one is the first to be read
+            return super().image(index)
+
+    expected = ImageStore.from_dataset(CountingDataset(), "cpu", num_threads=1)
+    monkeypatch.setattr(store, "_PIECE", piece)
+    got = ImageStore.from_dataset(Slow(), "cpu", num_threads=num_threads)
+    assert torch.equal(got.pixels, expected.pixels)
+    assert_close(vars(got.targets), vars(expected.targets), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("error", [RankdetError("image 1 is broken"), KeyboardInterrupt()])
+def test_an_error_ends_the_reading_and_what_is_not_begun_is_not_read(error: BaseException) -> None:
+    class Broken(CountingDataset):
+        sizes = ((2, 5),) * 200
+
+        def image(self, index: int) -> Tensor:
+            if index >= 1:
+                time.sleep(0.002)
+                raise error if index == 1 else RankdetError(f"image {index} is broken")
+            return super().image(index)
+
+        def target(self, index: int) -> Target:
+            self.num_read += 1
+            return super().target(index)
+
+    dataset = Broken()
+    num_before = threading.active_count()
+    with pytest.raises(type(error), match=str(error)):
+        ImageStore.from_dataset(dataset, "cpu", num_threads=2)
+    assert threading.active_count() == num_before
+    assert dataset.num_read < 100
+
+
+def test_no_image_is_a_store_of_none() -> None:
+    dataset = CountingDataset()
+    dataset.sizes = ()
+    assert len(ImageStore.from_dataset(dataset, "cpu")) == 0
 
 
 @pytest.mark.gpu

@@ -12,11 +12,24 @@ from torch.testing import assert_close
 
 from rankdet.data.augmentation.batched import BatchedFlipScaleJitter, BatchedSSDAugmentation
 from rankdet.data.augmentation.parameters import JitterSettings
-from rankdet.data.augmentation.transforms import FlipScaleJitter, SSDAugmentation, WithoutIgnored
+from rankdet.data.augmentation.store import ImageStore
+from rankdet.data.augmentation.transforms import (
+    FlipScaleJitter,
+    Resize,
+    ResizeFixed,
+    ResizeShorter,
+    SSDAugmentation,
+    WithoutIgnored,
+)
 from rankdet.data.loading import held
 from rankdet.data.loading.collate import Batch
-from rankdet.data.loading.held import HeldLoader, make_held_loader
-from rankdet.data.loading.loader import make_loader
+from rankdet.data.loading.held import (
+    HeldLoader,
+    make_evaluation_loader,
+    make_held_loader,
+    reason_not_to_hold,
+)
+from rankdet.data.loading.loader import Loader, make_loader
 from rankdet.data.synthetic.dataset import SyntheticDataset
 from rankdet.errors import RankdetError
 from rankdet.structures import Target
@@ -192,6 +205,83 @@ def test_images_are_held_on_the_device_and_no_process_is_got_ready_to_read_them(
     monkeypatch.setattr("rankdet.data.loading.loader.worker_context", unwanted)
     loader = held_of(device="meta")  # a device without numbers, which every machine has
     assert loader.store.pixels.device == torch.device("meta")
+
+
+# Evaluation
+
+
+RESIZES = [
+    *[ResizeFixed(64), ResizeFixed(64, is_flipped=True)],
+    *[ResizeShorter(50, 70), ResizeShorter(90, 400, is_flipped=True)],
+]
+
+
+def evaluation_loaders(
+    resize: Resize, device: str = "cpu", **settings: int
+) -> tuple[Loader, HeldLoader]:
+    """That which reads the images, and that which has them."""
+    images = Images()
+    settings = {"batch_size": 4, "num_workers": 0, **settings}
+    reading = make_evaluation_loader(images, resize, **settings)
+    holding = make_evaluation_loader(
+        images, resize, store=ImageStore.from_dataset(images, device), **settings
+    )
+    assert isinstance(reading, Loader)
+    assert isinstance(holding, HeldLoader)
+    return reading, holding
+
+
+@pytest.mark.parametrize("resize", RESIZES)
+def test_held_images_are_evaluated_as_those_that_are_read(resize: Resize) -> None:
+    reading, holding = evaluation_loaders(resize)
+    pairs = list(zip(reading.epoch(0), holding.epoch(0), strict=True))
+    assert [len(batch) for batch, _ in pairs] == [4, 4, 2]
+    for one, other in pairs:
+        assert one.images.shape == other.images.shape
+        assert_alike(one, other)
+
+
+def test_processes_are_dealt_whole_batches_of_held_images() -> None:
+    for rank, expected in ((0, [[0, 1, 2, 3], [8, 9]]), (1, [[4, 5, 6, 7], []])):
+        for loader in evaluation_loaders(ResizeFixed(64), rank=rank, world_size=2):
+            assert [batch.indices.tolist() for batch in loader.epoch(0)] == expected
+
+
+def test_every_setting_reaches_the_loader_that_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setattr(held, "make_loader", lambda *_, **keywords: calls.append(keywords))
+    settings = {"batch_size": 3, "rank": 1, "world_size": 2, "num_workers": 4, "pin_memory": True}
+    for resize in (ResizeFixed(64), ResizeShorter(64)):
+        make_evaluation_loader(Images(), resize, **settings)
+    expected = {**settings, "shuffle": False, "is_dealt": True}
+    assert calls == [{**expected, "size": (64, 64)}, {**expected, "size": None}]
+
+
+def test_images_are_held_for_evaluation_unless_they_are_too_many_or_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert reason_not_to_hold(Images(), "cpu") is None
+    assert reason_not_to_hold(Images(0), "cpu") is None
+    num_bytes = ImageStore.num_bytes(Images())
+    monkeypatch.setattr(held, "_usual_limit", lambda device: num_bytes)
+    assert reason_not_to_hold(Images(), "cpu") is None
+    monkeypatch.setattr(held, "_usual_limit", lambda device: num_bytes - 1)
+    reason = reason_not_to_hold(Images(), "cpu")
+    assert reason == "they need 0.00 GiB on cpu, and the limit is 0.00 GiB"
+    images = Images()
+    monkeypatch.setattr(images, "size", lambda index: (40, 1537))
+    reason = reason_not_to_hold(images, "cpu")
+    assert reason == "one is 1537 pixels long, and those that are held have at most 1536"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("resize", RESIZES)
+def test_images_held_on_a_gpu_are_evaluated_as_those_that_are_read(resize: Resize) -> None:
+    for one, other in zip(
+        *(loader.epoch(0) for loader in evaluation_loaders(resize, "cuda")), strict=True
+    ):
+        assert other.images.is_cuda
+        assert_alike(one, other.to("cpu"))
 
 
 @pytest.mark.gpu

@@ -30,6 +30,7 @@ from rankdet.data.augmentation.parameters import (
     sample_jitter,
     sample_ssd,
 )
+from rankdet.data.augmentation.transforms import Resize, ResizeFixed
 from rankdet.data.randomness import SampleKey
 from rankdet.structures import IMAGENET_MEAN, Target
 
@@ -87,6 +88,31 @@ class BatchedFlipResize:
         self, images: PaddedImages, targets: PackedTargets, keys: Sequence[SampleKey]
     ) -> tuple[Tensor, list[Target]]:
         return jitter_batch(images, targets, sample_flip(keys, self.size))
+
+
+@dataclass(frozen=True)
+class BatchedResize:
+    """`transforms.ResizeFixed` or `ResizeShorter` for a batch, mirrored if that one mirrors.
+
+    Images of different sizes are padded to the largest, and this is rounded up to a multiple.
+    """
+
+    resize: Resize
+    multiple: int = 32
+
+    def __post_init__(self) -> None:
+        check_pixels(multiple=self.multiple)
+
+    def __call__(
+        self, images: PaddedImages, targets: PackedTargets, keys: Sequence[SampleKey]
+    ) -> tuple[Tensor, list[Target]]:
+        sizes = [self.resize.new_size((height, width)) for height, width in images.sizes.tolist()]
+        parameters = JitterParameters(
+            torch.tensor(sizes, dtype=torch.int64),
+            is_flipped=torch.full((len(sizes),), self.resize.is_flipped),
+        )
+        multiple = 1 if isinstance(self.resize, ResizeFixed) else self.multiple
+        return jitter_batch(images, targets, parameters, multiple)
 
 
 def augment_batch(

@@ -99,9 +99,12 @@ class ResizeShorter:
         check_pixels(shorter=self.shorter, longest=self.longest)
 
     def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
-        size = resized_size(target.size, self.shorter, self.longest)
-        result = resize(to_float(image, target), target, size, MIN_SIDE)
+        result = resize(to_float(image, target), target, self.new_size(target.size), MIN_SIDE)
         return flip(*result) if self.is_flipped else result
+
+    def new_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """What becomes of an image of this height and width."""
+        return resized_size(size, self.shorter, self.longest)
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,15 @@ class ResizeFixed:
         check_pixels(size=self.size)
 
     def __call__(self, image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
-        result = resize(to_float(image, target), target, (self.size, self.size), MIN_SIDE)
+        result = resize(to_float(image, target), target, self.new_size(target.size), MIN_SIDE)
         return flip(*result) if self.is_flipped else result
+
+    def new_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """What becomes of an image of this height and width."""
+        return self.size, self.size
+
+
+Resize = ResizeFixed | ResizeShorter
 
 
 @dataclass(frozen=True)

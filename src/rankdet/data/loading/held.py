@@ -1,18 +1,21 @@
-"""Batches for training from images that are held on the device: nothing is read, nothing copied."""
+"""Batches of images that are held on the device: nothing is read, nothing copied."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rankdet.data.augmentation.batched import BatchedResize
 from rankdet.data.augmentation.packed import PackedTargets, PaddedImages
+from rankdet.data.augmentation.parameters import LONGEST
 from rankdet.data.augmentation.store import GIBIBYTE, ImageStore
+from rankdet.data.augmentation.transforms import Resize, ResizeFixed
 from rankdet.data.loading.collate import Batch
 from rankdet.data.loading.loader import Loader, make_loader
 from rankdet.data.randomness import SampleKey
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     from rankdet.data.dataset import DetectionDataset  # all readers hang on it
 
-# As BatchedSSDAugmentation, BatchedFlipScaleJitter and BatchedFlipResize.
+# As BatchedSSDAugmentation, BatchedFlipScaleJitter, BatchedFlipResize and BatchedResize.
 BatchedTransform = Callable[
     [PaddedImages, PackedTargets, "Sequence[SampleKey]"], tuple[Tensor, list[Target]]
 ]
@@ -74,10 +77,59 @@ def make_held_loader(
     return HeldLoader(order, store, transform, seed, dataset.name, side)
 
 
-class HeldLoader:
-    """Batches of any epoch, from any place in it, as of `Loader`. Made by `make_held_loader`.
+def reason_not_to_hold(dataset: DetectionDataset, device: torch.device | str) -> str | None:
+    """Why the images are not to be held on the device for evaluations; None: they may be.
 
-    Images and targets are on the device already; `Batch.to` that device does no copy.
+    They take at most half of the GPU's free memory (elsewhere 16 GiB). Images of more than 1536
+    pixels would be held smaller, and the detections would be others than those of the files.
+    """
+    longest = max((max(dataset.size(index)) for index in range(len(dataset))), default=0)
+    if longest > LONGEST:
+        return f"one is {longest} pixels long, and those that are held have at most {LONGEST}"
+    needed, limit = ImageStore.num_bytes(dataset), _usual_limit(torch.device(device))
+    if needed > limit:
+        gibibytes = f"{needed / GIBIBYTE:.2f} GiB on {device}"
+        return f"they need {gibibytes}, and the limit is {limit / GIBIBYTE:.2f} GiB"
+    return None
+
+
+def make_evaluation_loader(
+    dataset: DetectionDataset,
+    resize: Resize,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    num_workers: int | None = None,
+    pin_memory: bool = False,
+    store: ImageStore | None = None,
+) -> Loader | HeldLoader:
+    """A loader of all images, resized, in their order; processes take whole batches in turn.
+
+    store: the images of the data set where they are held on the device: no worker reads them then,
+    and the pixels are the same but for rounding. Other settings as of `make_loader`.
+    """
+    settings: dict[str, Any] = {
+        "batch_size": batch_size,
+        "shuffle": False,
+        "rank": rank,
+        "world_size": world_size,
+        "is_dealt": True,
+    }
+    if store is not None:
+        order = make_loader(dataset, _never, num_workers=0, **settings)
+        return HeldLoader(order, store, BatchedResize(resize), 0, dataset.name)
+    size = (resize.size, resize.size) if isinstance(resize, ResizeFixed) else None
+    return make_loader(
+        dataset, resize, size=size, num_workers=num_workers, pin_memory=pin_memory, **settings
+    )
+
+
+class HeldLoader:
+    """Batches of any epoch, from any place in it, as of `Loader`.
+
+    Made by `make_held_loader` and `make_evaluation_loader`. Images and targets are on the device
+    already; `Batch.to` that device does no copy.
     """
 
     def __init__(
