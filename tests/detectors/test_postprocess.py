@@ -92,7 +92,7 @@ def test_every_pair_of_anchor_and_class_above_the_threshold_is_a_candidate_best_
 
 def test_the_dtypes_are_those_of_detections() -> None:
     stage = make_stage([[0.05, 0.3]])
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         narrow = Predictions(
             "", stage.logits.to(dtype), stage.deltas.to(dtype), stage.anchors, stage.level_sizes
         )
@@ -324,6 +324,17 @@ def test_calling_it_does_both_steps() -> None:
     assert len(candidates) == 5
     (detections,) = postprocess([stage], [SIZE])
     assert found(detections) == [(0.95, 1, 0), (0.9, 0, 0)]
+
+
+@pytest.mark.parametrize("max_detections", [3, 60])
+def test_all_images_at_once_have_the_detections_of_each(max_detections: int) -> None:
+    stage = random_outputs(3, seed=2)
+    sizes = [(100, 80), (100, 100), (64, 100)]
+    postprocess = make_postprocess(num_candidates=50, max_detections=max_detections)
+    together = postprocess._together([stage], sizes)
+    assert [len(detections) for detections in together] == [max_detections] * 3
+    for ours, theirs in zip(together, postprocess([stage], sizes), strict=True):
+        torch.testing.assert_close(vars(ours), vars(theirs), rtol=0, atol=0)
 
 
 # --- torchvision as the judge ---

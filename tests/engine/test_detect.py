@@ -109,7 +109,7 @@ class Seer(nn.Module):
         self.num_calls = 0
         self.seen: list[dict[str, Any]] = []
 
-    def forward(self, images: Tensor) -> list[Predictions]:
+    def forward(self, images: Tensor, sizes: object = None) -> list[Predictions]:
         self.seen.append(
             {
                 "training": [module.training for module in self.modules()],
@@ -117,6 +117,7 @@ class Seer(nn.Module):
                 "autocast": torch.is_autocast_enabled("cpu"),
                 "dtype": torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype,
                 "channels_last": images.is_contiguous(memory_format=torch.channels_last),
+                "sizes": sizes,
             }
         )
         deltas = torch.stack([self.boxes_of(image) for image in images])
@@ -323,6 +324,13 @@ def test_no_images_give_no_results() -> None:
 # How the detector is called
 
 
+def test_the_detector_is_told_the_size_of_each_image_without_its_padding() -> None:
+    detector = Seer()
+    run(View(FakeLoader(2, 3, batch_size=2)), detector=detector)
+    told = [size for call in detector.seen for size in call["sizes"].tolist()]
+    assert told == [[2 * picture.size[0], 3 * picture.size[1]] for picture in PICTURES]
+
+
 @pytest.mark.parametrize("is_training", [False, True])
 def test_the_detector_is_evaluated_without_gradients_and_gets_its_modes_back(
     is_training: bool,
@@ -377,7 +385,7 @@ def test_an_output_that_is_not_finite_names_the_image(value: float, output: str)
 
 def test_a_long_list_of_images_is_cut() -> None:
     class Broken(Seer):
-        def forward(self, images: Tensor) -> list[Predictions]:
+        def forward(self, images: Tensor, sizes: object = None) -> list[Predictions]:
             (stage,) = super().forward(images)
             return [replace(stage, logits=stage.logits * float("nan"))]
 
@@ -439,7 +447,7 @@ def test_rates_count_from_the_first_batch_and_separate_the_waiting(
             return super().batch(indices)
 
     class SlowSeer(Seer):
-        def forward(self, images: Tensor) -> list[Predictions]:
+        def forward(self, images: Tensor, sizes: object = None) -> list[Predictions]:
             clock[0] += 2.0
             return super().forward(images)
 
@@ -482,7 +490,7 @@ def test_the_time_of_who_gets_the_outputs_does_not_count(monkeypatch: pytest.Mon
     monkeypatch.setattr("rankdet.engine.detect.time.perf_counter", lambda: clock[0])
 
     class SlowSeer(Seer):
-        def forward(self, images: Tensor) -> list[Predictions]:
+        def forward(self, images: Tensor, sizes: object = None) -> list[Predictions]:
             clock[0] += 2.0
             return super().forward(images)
 

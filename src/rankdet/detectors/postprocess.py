@@ -10,6 +10,7 @@ from torch import Tensor
 from torchvision.ops import batched_nms
 
 from rankdet.boxes import clip_boxes, decode_boxes
+from rankdet.detectors.suppression import suppress_together
 from rankdet.structures import Detections, Predictions
 
 _SHORTEST_SIDE = 1e-3  # pixels: a box that is narrower or lower is no detection
@@ -58,7 +59,22 @@ class Postprocess:
         self, stages: Sequence[Predictions], sizes: Tensor | Sequence[tuple[int, int]]
     ) -> list[Detections]:
         """The detections of each image, best first; see `candidates` and `suppress`."""
+        if stages[-1].logits.is_cuda:
+            return self._together(stages, sizes)
         return [self.suppress(candidates) for candidates in self.candidates(stages, sizes)]
+
+    def _together(
+        self, stages: Sequence[Predictions], sizes: Tensor | Sequence[tuple[int, int]]
+    ) -> list[Detections]:
+        """The same for all images at once: the host waits for the device a few times in all."""
+        boxes, scores, labels, counts = self._padded_candidates(stages, sizes)
+        kept = suppress_together(
+            boxes, labels, counts, nms_iou=self.nms_iou, max_detections=self.max_detections
+        )
+        return [
+            Detections(boxes[image], scores[image], labels[image]).select(places)
+            for image, places in enumerate(kept)
+        ]
 
     @torch.no_grad()
     def candidates(
@@ -72,21 +88,30 @@ class Postprocess:
                 clipped to it. A box without area or with a coordinate that is not finite is
                 dropped, and so are a score that is NaN and an anchor that is padding.
         """
+        boxes, scores, labels, counts = self._padded_candidates(stages, sizes)
+        # Slices need no further word of the device.
+        return [
+            Detections(boxes[image, :count], scores[image, :count], labels[image, :count])
+            for image, count in enumerate(counts.tolist())
+        ]
+
+    @torch.no_grad()
+    def _padded_candidates(
+        self, stages: Sequence[Predictions], sizes: Tensor | Sequence[tuple[int, int]]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Boxes (B, D, 4), scores and labels (B, D), best first; how many are candidates (B,)."""
         stage = stages[-1]
         scores, anchor_index, labels = self._best_scores(stage)
         deltas, anchors = _chosen_boxes(stage, anchor_index, labels)
-        boxes = decode_boxes(deltas, anchors, self.box_weights)
+        boxes = decode_boxes(deltas, anchors, self.box_weights).float()
         boxes = clip_boxes(boxes, torch.as_tensor(sizes).reshape(-1, 2).to(boxes.device))
         is_kept = (scores > 0) & _has_area(boxes)
 
-        # Those that are kept to the front, best first: slices need no further word of the device.
+        # Those that are kept to the front, best first.
         scores, order = torch.where(is_kept, scores, -1.0).sort(dim=1, descending=True, stable=True)
         labels = labels.gather(1, order)
         boxes = boxes.gather(1, order.unsqueeze(2).expand(-1, -1, 4))
-        return [
-            Detections(boxes[image, :num_kept], scores[image, :num_kept], labels[image, :num_kept])
-            for image, num_kept in enumerate(is_kept.sum(dim=1).tolist())
-        ]
+        return boxes, scores, labels, is_kept.sum(dim=1)
 
     @torch.no_grad()
     def suppress(self, detections: Detections) -> Detections:

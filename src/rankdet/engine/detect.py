@@ -140,7 +140,7 @@ def detect(
                 results = _results(run, postprocess, views, batches, sizes, stages)
                 for index, detections in zip(indices, results, strict=True):
                     assert index not in found, f"image {index} came twice"
-                    found[index] = detections.to("cpu")  # waits for the device
+                    found[index] = detections
                 done = time.perf_counter()
                 network_seconds += done - now
                 if on_outputs is not None:
@@ -227,7 +227,7 @@ class _Network:
         layout = torch.channels_last if self.channels_last else torch.preserve_format
         images = batch.images.to(self.device, non_blocking=True, memory_format=layout)
         # Without autocast: in bfloat16 many scores would be equal, and AP is about their order.
-        stages: list[Predictions] = self.detector(images)
+        stages: list[Predictions] = self.detector(images, sizes=batch.sizes)
         _check_finite(stages, batch.names)
         return stages
 
@@ -245,12 +245,12 @@ def _results(
     sizes: list[tuple[int, int]],
     first: list[Predictions],
 ) -> list[Detections]:
-    """The detections of each image of a batch, which comes once for each view.
+    """The detections of each image of a batch, which comes once for each view, on the CPU.
 
     first: what the detector said in the first view.
     """
     if len(views) == 1:
-        found = postprocess(first, batches[0].sizes)
+        found = _on_cpu(postprocess(first, batches[0].sizes))
         return _all_to_original(found, batches[0], sizes, views[0].is_flipped)
     of_views = [
         _all_to_original(
@@ -261,7 +261,22 @@ def _results(
         )
         for number, (view, batch) in enumerate(zip(views, batches, strict=True))
     ]
-    return [postprocess.suppress(_merged(of_image)) for of_image in zip(*of_views, strict=True)]
+    merged = map(_merged, zip(*of_views, strict=True))
+    return _on_cpu([postprocess.suppress(of_image) for of_image in merged])
+
+
+def _on_cpu(found: list[Detections]) -> list[Detections]:
+    """The detections of each image on the CPU, by one copy: every copy waits for the device."""
+    if not found:
+        return []
+    together = _merged(found)
+    columns = (together.boxes, together.scores[:, None], together.labels[:, None])
+    # float64 has every float32 and every label exactly.
+    numbers = torch.cat([column.double() for column in columns], dim=1).cpu()
+    return [
+        Detections(part[:, :4].float(), part[:, 4].float(), part[:, 5].long())
+        for part in numbers.split([len(detections) for detections in found])
+    ]
 
 
 def _all_to_original(
@@ -275,12 +290,12 @@ def _all_to_original(
     ]
 
 
-def _merged(of_image: Sequence[Detections]) -> Detections:
-    """What all views found in one image."""
+def _merged(parts: Sequence[Detections]) -> Detections:
+    """All of the detections, one part after the other."""
     return Detections(
-        torch.cat([detections.boxes for detections in of_image]),
-        torch.cat([detections.scores for detections in of_image]),
-        torch.cat([detections.labels for detections in of_image]),
+        torch.cat([detections.boxes for detections in parts]),
+        torch.cat([detections.scores for detections in parts]),
+        torch.cat([detections.labels for detections in parts]),
     )
 
 

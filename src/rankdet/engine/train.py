@@ -148,7 +148,7 @@ def training_steps(
         batches = loader.epoch(position.epoch, position.batch)
         for number in range(position.batch // size, steps_per_epoch):
             watch = Stopwatch(settings, is_on=position.step % settings.log_every == 0)
-            with watch.part("data"), processes.together():
+            with watch.part("data"), _few_threads(settings.device), processes.together():
                 micro_batches = list(itertools.islice(batches, size))
             rate = learning_rate(position.step)
             for group in optimizer.param_groups:
@@ -173,6 +173,23 @@ def training_steps(
         with processes.together():
             for _ in batches:  # the rest, or the loader would end its workers
                 pass
+
+
+@contextmanager
+def _few_threads(device: torch.device) -> Iterator[None]:
+    """One thread for what the host makes of a batch that is held on a GPU: drawn numbers and boxes.
+
+    These are few; to wake other threads takes longer, above all where trainings share the cores.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def training_step(
@@ -219,9 +236,11 @@ def training_step(
     if watch.is_on:
         batch_ap = average_precision(stages[-1].logits, losses.assignments[-1].labels).item()
     with watch.part("step"):
-        norm = _gradient_norm(detector)
+        parameters = _parameters(optimizer)
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
         if settings.clip_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(detector.parameters(), settings.clip_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(parameters, settings.clip_norm, norm)
         num_images = sum(map(len, batches))
         names, numbers = _to_check(parts, counts, soundness, norm, num_images)
         numbers = _averaged(numbers, processes)  # not finite if those of any process are not
@@ -259,10 +278,10 @@ def _images(batch: TrainingBatch, settings: StepSettings) -> Tensor:
     return batch.images
 
 
-def _gradient_norm(module: nn.Module) -> Tensor:
-    """The norm over all parameters; not finite as soon as one number of the gradient is not."""
-    gradients = [p.grad for p in module.parameters() if p.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients)
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Those with a gradient. The optimiser has a list; to walk through a network takes longer."""
+    every = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return [parameter for parameter in every if parameter.grad is not None]
 
 
 def _to_check(
