@@ -116,6 +116,12 @@ def test_what_is_no_batch_of_images_is_refused(make: Make, wrong: Tensor) -> Non
         make()(wrong)
 
 
+@pytest.mark.parametrize("sizes", [[(64, 64)], [64, 64], torch.zeros(2, 3)])
+def test_sizes_are_one_of_each_image(make: Make, images: Tensor, sizes: Any) -> None:
+    with pytest.raises(ValueError, match="sizes: expected a height and width for each image, got"):
+        make()(images, sizes=sizes)
+
+
 def test_the_normalisation_is_not_saved_but_moves_with_the_detector(make: Make) -> None:
     detector = make()
     assert not {"mean", "deviation"} & set(detector.state_dict())

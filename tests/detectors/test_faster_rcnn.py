@@ -103,9 +103,41 @@ def test_proposals_lie_in_the_image(small: FasterRCNN, images: Tensor) -> None:
     assert (second.anchors >= 0).all()
     assert (second.anchors <= torch.tensor([SIZE[1], SIZE[0]] * 2)).all()
     targets = [make_target([], 1, (40, 64)), make_target([], 2)]
-    _, second = small(images, targets)
-    assert (second.anchors[0] <= torch.tensor([64, 40] * 2)).all()
-    assert second.anchors[1, :, 2].max() > 64
+    for told in ({"targets": targets}, {"sizes": [(40, 64), SIZE]}):
+        _, second = small(images, **told)
+        assert (second.anchors[0] <= torch.tensor([64, 40] * 2)).all()
+        assert second.anchors[1, :, 2].max() > 64
+
+
+@torch.no_grad()
+def test_an_image_has_the_same_detections_alone_and_beside_a_larger_one() -> None:
+    """The network sees single pixels, and nothing in the mean colour: no other has a say."""
+    detector = make_small(norm="frozen", num_test_proposals=20).double().eval()
+    for layer in detector.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            torch.nn.init.normal_(layer.weight, std=(2 / layer.in_channels) ** 0.5)
+            middle = layer.kernel_size[0] // 2
+            kept = layer.weight[:, :, middle, middle].clone()
+            layer.weight.zero_()[:, :, middle, middle] = kept
+    detector.rpn.head.bbox_pred.weight *= 0.1  # boxes larger and smaller than their anchors
+    torch.nn.init.normal_(detector.roi_heads.box_predictor.cls_score.weight, std=0.1)
+    image = detector.mean.repeat(1, 1, 96, 96)
+    image[:, :, :64, :64] = torch.rand(3, 64, 64)
+    together = torch.rand(2, 3, 128, 160).double()
+    together[0] = detector.mean
+    together[:1, :, :96, :96] = image
+    postprocess = Postprocess(
+        activation="sigmoid", box_weights=(10, 10, 5, 5), score_threshold=0.0, num_candidates=99
+    )
+    sizes = torch.tensor([[96, 96], [128, 160]])
+    (alone,) = postprocess(detector(image), sizes[:1])
+    stages = detector(together, sizes=sizes)
+    beside, _ = postprocess(stages, sizes)
+    assert (stages[1].anchors[0, :, 2:] == 96).any()  # else nothing was clipped
+    assert len(alone) > 10
+    torch.testing.assert_close(beside.boxes, alone.boxes)
+    torch.testing.assert_close(beside.scores, alone.scores)
+    assert torch.equal(beside.labels, alone.labels)
 
 
 def test_with_targets_the_rois_are_chosen_and_hold_the_objects(

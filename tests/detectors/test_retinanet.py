@@ -15,7 +15,7 @@ from rankdet.data.synthetic import SyntheticDataset
 from rankdet.detectors.detector import freeze
 from rankdet.detectors.retinanet import RetinaNet, make_retinanet
 from rankdet.losses import BACKGROUND, APLoss
-from rankdet.structures import IMAGENET_DEVIATION, IMAGENET_MEAN, Predictions
+from rankdet.structures import IMAGENET_DEVIATION, IMAGENET_MEAN, Predictions, Target
 
 
 def make_small(num_classes: int = 3, **options: Any) -> RetinaNet:
@@ -116,7 +116,9 @@ def test_the_anchors_of_an_image_do_not_move_with_its_padding() -> None:
 
 def test_the_targets_are_not_looked_at() -> None:
     detector, images = make_small(), torch.rand(1, 3, 32, 32)
-    (without,), (with_targets,) = detector(images), detector(images, targets=[])
+    boxes, labels = torch.tensor([[1.0, 1, 9, 9]]), torch.zeros(1, dtype=torch.int64)
+    target = Target(boxes, labels, labels > 0, torch.ones(1), image_id=0, size=(32, 32))
+    (without,), (with_targets,) = detector(images), detector(images, targets=[target])
     assert torch.equal(without.logits, with_targets.logits)
 
 

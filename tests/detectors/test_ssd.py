@@ -190,15 +190,41 @@ def test_any_image_size_will_do_for_the_small_one(height: int, width: int) -> No
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_vgg_takes_all_sides_from_268_on(layout: str) -> None:
+def test_vgg_takes_all_sides_and_pads_those_below_268(layout: str) -> None:
     detector = shapes_alone(layout)
-    for size in ((268, 268), (268, 400), (333, 270)):
-        predictions = predict(detector, torch.empty(1, 3, *size, device="meta"))
+    for height, width in ((268, 268), (268, 400), (333, 270), (267, 300), (512, 64), (1, 1)):
+        predictions = predict(detector, torch.empty(1, 3, height, width, device="meta"))
         assert sum(predictions.level_sizes) == predictions.logits.shape[1]
-    for size in ((267, 300), (512, 64)):
-        text = rf"images: expected sides of at least 268 pixels, .* got {size[0]} x {size[1]}"
-        with pytest.raises(ValueError, match=text):
-            detector(torch.empty(1, 3, *size, device="meta"))
+        _, expected = boxes_of(detector, max(height, 268), max(width, 268))
+        assert predictions.level_sizes == tuple(len(level) for level in expected)
+
+
+@pytest.mark.parametrize(("height", "width"), [(20, 90), (90, 20), (20, 30)])
+def test_short_sides_are_as_if_padded_with_the_mean_colour(height: int, width: int) -> None:
+    detector = make_small().eval()
+    images = torch.rand(2, 3, height, width)
+    padded = detector.mean.repeat(2, 1, max(height, 64), max(width, 64))
+    padded[:, :, :height, :width] = images
+    expected = predict(detector, padded)
+    detector.backbone.shortest_side = 64
+    found = predict(detector, images)
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.deltas, expected.deltas)
+    assert torch.equal(found.anchors, expected.anchors)
+
+
+@torch.no_grad()
+def test_vgg_finds_objects_inside_of_a_narrow_image_alone() -> None:
+    torch.manual_seed(0)
+    detector = make_ssd(1, layout="ssd300").eval()
+    stages = detector(torch.rand(1, 3, 40, 280))
+    postprocess = Postprocess(
+        activation="sigmoid", box_weights=(10.0, 10.0, 5.0, 5.0), score_threshold=0.0
+    )
+    (found,) = postprocess(stages, [(40, 280)])
+    assert len(found) > 10
+    assert (found.boxes >= 0).all()
+    assert (found.boxes <= torch.tensor([280, 40, 280, 40])).all()
 
 
 # ---- what goes in

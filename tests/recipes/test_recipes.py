@@ -201,6 +201,10 @@ def test_the_paper_s_faster_rcnn() -> None:
     assert training.max_steps == 18_000 <= training.epochs * steps_per_epoch
     steps = [round(milestone * steps_per_epoch, -2) for milestone in training.milestones]
     assert steps == [12_000, 16_000]
+    # configs/PascalVOC-Detection/faster_rcnn_R_50_FPN.yaml of Detectron2
+    assert (training.batch_size, training.learning_rate, training.decay) == (16, 0.02, 0.1)
+    assert (training.warmup_steps, training.warmup_start) == (100, 0.001)
+    assert (training.momentum, training.weight_decay) == (0.9, 1e-4)
 
 
 def test_the_torchvision_faster_rcnn_has_the_settings_of_torchvision() -> None:

@@ -132,8 +132,10 @@ class RedIsObject(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
+        self.told: Any = None
 
-    def forward(self, images: Tensor) -> list[Predictions]:
+    def forward(self, images: Tensor, sizes: Any = None) -> list[Predictions]:
+        self.told = sizes
         logits = self.weight * images[:, :1].mean(dim=(2, 3)).unsqueeze(2)
         anchors = torch.tensor([[0.0, 0.0, 8.0, 8.0]])
         return [Predictions("red", logits, torch.zeros(len(images), 1, 4), anchors, (1,))]
@@ -145,8 +147,9 @@ def test_the_patch_becomes_what_the_detector_likes_least() -> None:
         images=torch.rand(1, 3, 8, 8), targets=[own], sizes=torch.tensor([[8, 8]])
     )
     told: list[tuple[int, float | None]] = []
+    detector = RedIsObject()
     patch = train_patch(
-        RedIsObject(),
+        detector,
         IoUAssigner(),
         "sigmoid",
         [batch] * 40,
@@ -157,6 +160,7 @@ def test_the_patch_becomes_what_the_detector_likes_least() -> None:
     assert torch.allclose(patch[1:], torch.tensor(128 / 255))  # nothing depends on green and blue
     assert len(told) == 30
     assert told[-1][1] < told[0][1]  # type: ignore[operator]
+    assert detector.told.tolist() == [[8, 8]]
 
 
 def test_too_few_batches_are_refused() -> None:

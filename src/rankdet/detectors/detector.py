@@ -14,6 +14,7 @@ from rankdet.structures import IMAGENET_DEVIATION, IMAGENET_MEAN, Predictions, T
 
 _PRIOR = 0.01  # probability that an anchor has an object, as a network is initialised
 PRIOR_LOGIT = -math.log((1 - _PRIOR) / _PRIOR)
+Sizes = Tensor | Sequence[tuple[int, int]]  # (B, 2): height and width of each image
 
 
 def num_columns(num_classes: int, activation: str) -> int:
@@ -63,21 +64,34 @@ class Detector(nn.Module):
         for name, values in (("mean", mean), ("deviation", deviation)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
 
-    def forward(self, images: Tensor, targets: Sequence[Target] | None = None) -> list[Predictions]:
+    def forward(
+        self,
+        images: Tensor,
+        targets: Sequence[Target] | None = None,
+        sizes: Sizes | None = None,
+    ) -> list[Predictions]:
         """The predictions for images (B, 3, H, W), floats in 0..1. B may be 0.
 
         targets: of each image, in training. Only a detector that chooses boxes to learn from
-        (Faster R-CNN) looks at them.
+        (Faster R-CNN) looks at them. sizes: the height and width of each image inside of its
+        padding; None: those of the targets, and without targets there is no padding.
         """
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             got = f"{tuple(images.shape)} {images.dtype}"
             raise ValueError(f"images: expected (B, 3, H, W) of a float type, got {got}")
         if len(images) == 0:
             return self._predict_nothing(images)
-        return self.predict((images - self.mean) / self.deviation, targets)
+        return self.predict(
+            (images - self.mean) / self.deviation, targets, _sizes(images, targets, sizes)
+        )
 
-    def predict(self, images: Tensor, targets: Sequence[Target] | None) -> list[Predictions]:
-        """The predictions for normalised images (B, 3, H, W), B at least 1."""
+    def predict(
+        self, images: Tensor, targets: Sequence[Target] | None, sizes: Tensor
+    ) -> list[Predictions]:
+        """The predictions for normalised images (B, 3, H, W), B at least 1.
+
+        sizes (B, 2) integers: height and width of the images without their padding.
+        """
         raise NotImplementedError
 
     @property
@@ -143,8 +157,10 @@ class OneStageDetector(Detector):
         self.head = head
         self.anchors = anchors
 
-    def predict(self, images: Tensor, targets: Sequence[Target] | None = None) -> list[Predictions]:
-        """The one stage; the targets are not looked at."""
+    def predict(
+        self, images: Tensor, targets: Sequence[Target] | None, sizes: Tensor
+    ) -> list[Predictions]:
+        """The one stage; neither the targets nor the sizes are looked at."""
         maps = list(self.backbone(images).values())
         outputs = self.head(maps)
         anchors = self.anchors(maps, (images.shape[2], images.shape[3]))
@@ -161,6 +177,22 @@ class OneStageDetector(Detector):
     @property
     def compilable_parts(self) -> list[nn.Module]:
         return [self.backbone, self.head]
+
+
+def _sizes(images: Tensor, targets: Sequence[Target] | None, sizes: Sizes | None) -> Tensor:
+    """(B, 2) integers: height and width of each image, by what is known of them."""
+    height, width = images.shape[2:]
+    if sizes is None:
+        sizes = (
+            [(height, width)] * len(images)
+            if targets is None
+            else [target.size for target in targets]
+        )
+    known = torch.as_tensor(sizes)
+    if known.shape != (len(images), 2):
+        got = tuple(known.shape)
+        raise ValueError(f"sizes: expected a height and width for each image, got {got}")
+    return known
 
 
 def freeze(detector: Detector, num_stages: int) -> None:

@@ -76,8 +76,8 @@ class FasterRCNN(Detector):
     """Two stages of predictions: "rpn" about anchors, and "roi" about its proposals.
 
     With targets, the RoIs are chosen to learn from (`choose_rois`); without, they are the best
-    proposals. Proposals are clipped to the image where the target tells its size, and otherwise to
-    the padded one. No gradient flows through their coordinates. Any H and W will do.
+    proposals. Proposals are clipped to their image, without its padding. No gradient flows through
+    their coordinates. Any H and W will do.
     """
 
     backbone: BackboneWithFPN
@@ -97,28 +97,32 @@ class FasterRCNN(Detector):
         self.roi_heads = roi_heads
         self.settings = settings
 
-    def predict(self, images: Tensor, targets: Sequence[Target] | None = None) -> list[Predictions]:
+    def predict(
+        self, images: Tensor, targets: Sequence[Target] | None, sizes: Tensor
+    ) -> list[Predictions]:
         """Both stages; the targets choose what the second one learns from."""
         image_size = (images.shape[2], images.shape[3])
         maps = self.backbone(images)
         first = self.rpn(maps, image_size)
         if targets is None:
-            rois = self._test_proposals(first, [image_size] * len(images))
+            rois = self._test_proposals(first, sizes)
         else:
-            rois = self._training_rois(first, targets)
+            rois = self._training_rois(first, targets, sizes)
         return [first, self.roi_heads(maps, rois, image_size)]
 
-    def _training_rois(self, first: Predictions, targets: Sequence[Target]) -> Proposals:
+    def _training_rois(
+        self, first: Predictions, targets: Sequence[Target], sizes: Tensor
+    ) -> Proposals:
         settings = self.settings
         proposals = propose(
             first,
-            [target.size for target in targets],
+            sizes,
             num_candidates=max(_CANDIDATES, settings.num_proposals),
             num_proposals=settings.num_proposals,
         )
         return choose_rois(proposals, targets, settings.num_rois, settings.positive_iou)
 
-    def _test_proposals(self, first: Predictions, sizes: Sequence[tuple[int, int]]) -> Proposals:
+    def _test_proposals(self, first: Predictions, sizes: Tensor) -> Proposals:
         num_proposals = self.settings.num_test_proposals
         return propose(
             first,

@@ -76,7 +76,7 @@ class Proposals(NamedTuple):
 @torch.no_grad()
 def propose(
     stage: Predictions,
-    sizes: Sequence[tuple[int, int]],
+    sizes: Tensor | Sequence[tuple[int, int]],
     *,
     num_candidates: int,
     num_proposals: int,
@@ -86,7 +86,8 @@ def propose(
 
     Args:
         stage: what the network says, logits (B, A, 1).
-        sizes: height and width of each image inside of the padded ones; boxes are clipped to it.
+        sizes: (B, 2), height and width of each image inside of the padded ones; boxes are clipped
+            to it.
             A box without area or with a number that is not finite is no proposal.
         num_candidates: of each level, before repeats are dropped.
         num_proposals: of each image, afterwards.
@@ -95,7 +96,7 @@ def propose(
     scores, anchor_index, levels = _best_of_levels(stage, num_candidates)
     deltas = stage.deltas.gather(1, anchor_index.unsqueeze(2).expand(-1, -1, 4))
     boxes = decode_boxes(deltas, stage.anchors[anchor_index], BOX_WEIGHTS)
-    boxes = clip_boxes(boxes, torch.tensor(sizes, device=boxes.device))
+    boxes = clip_boxes(boxes, torch.as_tensor(sizes).to(boxes.device))
     is_sound = ((boxes[..., 2:] - boxes[..., :2]) >= _SHORTEST_SIDE).all(dim=2) & scores.isfinite()
     scores = torch.where(is_sound, scores, -math.inf)
     boxes = torch.where(is_sound.unsqueeze(2), boxes, 0.0)  # empty: they suppress nothing

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torchvision.models.detection.ssd import SSDFeatureExtractorVGG, SSDHead
 from torchvision.models.vgg import cfgs, make_layers
 
@@ -53,7 +54,9 @@ class SSD(OneStageDetector):
     head: torchvision's SSDHead. anchors: the default boxes of the maps.
 
     The boxes are shares of the image: SSD is made for images of one size, as high as wide. Others
-    will do if no side is shorter than the backbone's `shortest_side`.
+    will do. Sides shorter than the backbone's `shortest_side`, below which its last maps vanish,
+    are padded to it with the mean colour, at the bottom and at the right as in a batch: the boxes
+    are then shares of the padded image.
     """
 
     stage_name = "ssd"
@@ -61,15 +64,14 @@ class SSD(OneStageDetector):
     head: SSDHead
     anchors: DefaultBoxes
 
-    def predict(self, images: Tensor, targets: Sequence[Target] | None = None) -> list[Predictions]:
-        """The one stage; the targets are not looked at."""
-        height, width = images.shape[2], images.shape[3]
-        if min(height, width) < self.backbone.shortest_side:
-            raise ValueError(
-                f"images: expected sides of at least {self.backbone.shortest_side} pixels, below "
-                f"which SSD's last maps vanish, got {height} x {width}"
-            )
-        return super().predict(images, targets)
+    def predict(
+        self, images: Tensor, targets: Sequence[Target] | None, sizes: Tensor
+    ) -> list[Predictions]:
+        """The one stage; neither the targets nor the sizes are looked at."""
+        missing = [max(0, self.backbone.shortest_side - side) for side in images.shape[2:]]
+        if any(missing):
+            images = F.pad(images, (0, missing[1], 0, missing[0]))  # 0 is the mean colour
+        return super().predict(images, targets, sizes)
 
     @property
     def freezable_stages(self) -> list[list[nn.Module]]:

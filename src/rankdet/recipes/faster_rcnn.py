@@ -23,12 +23,17 @@ def voc_faster_rcnn() -> Config:
     48.36 / 75.69 / 52.15 (table two-stage of appendix A4.3). Our number: not run yet. Cost: 18,000
     steps of 16 images; time not measured yet.
 
-    The paper does not give the length of the training: these are the settings of Detectron2 for
-    Faster R-CNN with FPN on VOC, as its augmentation is. Differs from Detectron2:
+    The paper does not give the length of the training: these are the settings of Detectron2
+    (configs/PascalVOC-Detection/faster_rcnn_R_50_FPN.yaml, on Base-RCNN-FPN.yaml), as its
+    augmentation is: 18,000 steps of 16 images at 0.02, a tenth of it after 12,000 and 16,000, a
+    warm-up of 100 steps; shorter sides of 480, 512, ... 800 in training and 800 in tests, longer
+    ones of up to 1333. Differs from Detectron2:
 
     - the weights are torchvision's, with the stride on the 3x3 convolution;
     - difficult objects are background, in both arms;
     - the box loss is smooth L1 with beta 1/9, as torchvision's; Detectron2's default is 0: L1;
+    - the second stage chooses from 2000 proposals of an image, not 1000, and RoIAlign is
+      torchvision's: not shifted by half a pixel, and two samples a bin;
     - there is no quota of a quarter positive RoIs. As in Detectron2 the box loss is divided by all
       RoIs, so that it shrinks about 8-fold from 512 to 4096 RoIs, in both arms;
     - anchors and RoIs are chosen at random by a hash of seed, epoch and image, not by a generator
@@ -49,7 +54,7 @@ def voc_faster_rcnn() -> Config:
             max_steps=18_000,
             learning_rate=0.02,
             milestones=(11.6, 15.47),  # after 12,000 and 16,000 steps
-            warmup_steps=1000,
+            warmup_steps=100,
             warmup_start=0.001,
         ),
         evaluation=replace(base.evaluation, shorter=800, longest=1333, score_threshold=0.0),

@@ -87,7 +87,7 @@ def train_patch(
             targets = [target.to(device) for target in batch.targets]
             random = np.random.default_rng([settings.seed, step])
             patched = place_patch(images, targets, patch, settings, random)
-            stage = detector(patched)[-1]
+            stage = detector(patched, sizes=batch.sizes)[-1]
             objective = objects_log_odds(stage, assigner(stage, targets), activation)
             if objective is not None:
                 optimizer.zero_grad()

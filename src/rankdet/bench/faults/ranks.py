@@ -233,9 +233,9 @@ def spoil(what: str, value: str, rank: int, step: int) -> None:
     def is_now(module: nn.Module) -> bool:
         return module.training and calls["forward"] == step
 
-    def detect(detector: RetinaNet, *arguments: Any) -> list[Predictions]:
+    def detect(detector: RetinaNet, *arguments: Any, **named: Any) -> list[Predictions]:
         calls["forward"] += detector.training
-        stages = forward(detector, *arguments)
+        stages = forward(detector, *arguments, **named)
         if is_now(detector) and what == "scores":
             logits = stages[-1].logits
             mark = torch.zeros_like(logits)
