@@ -12,6 +12,7 @@ from squares import Squares, squares_config
 from torch import Tensor, nn
 
 from rankdet import build
+from rankdet.data.chosen import ChosenImages
 from rankdet.robustness.deepfool import (
     BEYOND,
     Aim,
@@ -19,10 +20,10 @@ from rankdet.robustness.deepfool import (
     _Attack,
     deepfool,
     margins,
+    midway_thresholds,
 )
-from rankdet.robustness.perturbed import ChosenImages
 from rankdet.robustness.suite import select
-from rankdet.structures import Predictions, Target
+from rankdet.structures import Detections, Predictions, Target
 from rankdet.workflows.robustness_measures import Subject, fool, measure
 
 SIZE = 6  # pixels: height and width of the images
@@ -44,8 +45,10 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(len(ANCHORS), num_columns))
         self.moves = moves
         self.num_calls = 0
+        self.told: Any = None
 
-    def forward(self, images: Tensor) -> list[Predictions]:
+    def forward(self, images: Tensor, sizes: Any = None) -> list[Predictions]:
+        self.told = sizes
         logits = torch.einsum("acp,bp->bac", self.weight, images.flatten(1)) + self.bias
         deltas = torch.zeros(len(images), len(ANCHORS), 4)
         if not self.moves:
@@ -161,6 +164,7 @@ def test_the_padding_is_never_changed() -> None:
         box_weights=WEIGHTS,
     )
     assert result.norms.tolist() == pytest.approx([1.02 * (1.0 + BEYOND) / inside], rel=1e-4)
+    assert detector.told.tolist() == [[5, 6]]
 
 
 def test_what_is_not_detected_or_ignored_is_not_attacked() -> None:
@@ -201,6 +205,36 @@ def test_a_score_below_its_threshold_is_no_detection() -> None:
         "num_detected": 0,
         "num_objects": 1,
     }
+
+
+def test_a_threshold_lies_midway_to_the_next_lower_score_of_its_class() -> None:
+    found = [
+        Detections(torch.zeros(3, 4), torch.tensor(scores), torch.tensor(labels))
+        for scores, labels in (([0.75, 0.5, 0.5], [0, 0, 1]), ([0.625, 0.25, 0.125], [1, 1, 0]))
+    ]
+    assert midway_thresholds([0.5, 0.5, 0.5], found) == (0.3125, 0.375, 0.5)
+    assert midway_thresholds([0.125, 0.0, 0.3], found) == (0.125, 0.0, 0.3)  # none is lower
+    assert midway_thresholds([0.2], [found[0].select(torch.tensor([], dtype=torch.int64))]) == (
+        0.2,
+    )
+
+
+def test_the_object_whose_score_is_the_threshold_is_not_fooled_by_nothing() -> None:
+    detector, pixels = Linear(1), image()
+    make_predicted(detector, pixels, anchor=1, column=0, lead=1.0)
+    score = torch.tensor(1.0).sigmoid().item()
+    found = [Detections(ANCHORS[:2], torch.tensor([score, 0.25]), torch.tensor([0, 0]))]
+    (threshold,) = midway_thresholds([score], found)
+    result = deepfool(
+        detector,
+        [batch(pixels, [target(ANCHORS[1:2], [0])])],
+        activation="sigmoid",
+        thresholds=[threshold],
+        box_weights=WEIGHTS,
+    )
+    lead = 1.0 - torch.tensor((score + 0.25) / 2).logit().item()
+    wanted = (lead + BEYOND) / detector.weight[1, 0].norm().item()
+    assert result.norms.tolist() == pytest.approx([1.02 * wanted], rel=1e-4)
 
 
 def test_a_detector_that_does_not_look_at_the_image_cannot_be_fooled() -> None:

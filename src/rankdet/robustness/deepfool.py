@@ -11,8 +11,9 @@ says no more. Chosen here:
 - What is predicted at an anchor. Softmax: the column with the highest logit, background included.
   Sigmoid: the class with the highest logit, or nothing if that is below the logit of the class's
   threshold (scores of ranking losses mean nothing by themselves, so the threshold is the one with
-  the best F1, as for all that we show). So the prediction changes when another column passes, or,
-  for a sigmoid, when the score falls below the threshold.
+  the best F1, as for all that we show; see `midway_thresholds` for where exactly it lies). So the
+  prediction changes when another column passes, or, for a sigmoid, when the score falls below the
+  threshold.
 - The detector is run again on each perturbed image. Its anchors do not move; the RoIs of Faster
   R-CNN do, and the anchor is then the one that overlaps the original one most.
 - The image is what the detector sees, after resizing; padding is never changed. As in DeepFool the
@@ -37,7 +38,7 @@ from torchvision.ops import box_iou
 
 from rankdet.boxes import clip_boxes, decode_boxes
 from rankdet.robustness.attacked import Batch, held_still, inside, log_odds, own_columns
-from rankdet.structures import Predictions, Target
+from rankdet.structures import Detections, Predictions, Target
 
 BEYOND = 1e-4  # by how much of a logit each step aims beyond the boundary
 
@@ -117,7 +118,7 @@ def deepfool(
     """The attacks on the detected objects of all batches, or on the first `max_objects` of them.
 
     One object of each image of a batch is attacked at a time. thresholds: the lowest score that
-    counts for each class. on_objects: told how many attacks were finished.
+    counts for each class, see `midway_thresholds`. on_objects: told how many attacks were finished.
     """
     settings = DeepFoolSettings() if settings is None else settings
     device = next(detector.parameters()).device
@@ -132,7 +133,7 @@ def deepfool(
             images = batch.images.to(device)
             targets = [target.to(device) for target in batch.targets]
             with torch.no_grad():
-                stage = detector(images)[-1]
+                stage = detector(images, sizes=batch.sizes)[-1]
             aims = attack.find_aims(stage, targets, batch.sizes, box_weights)
             num_objects += sum(int((~target.is_ignored).sum()) for target in targets)
             num_detected += len(aims)
@@ -146,6 +147,30 @@ def deepfool(
                 if on_objects is not None:
                     on_objects(len(group))
     return _together(parts, num_objects, num_detected)
+
+
+def midway_thresholds(
+    thresholds: Sequence[float], found: Sequence[Detections]
+) -> tuple[float, ...]:
+    """Each class's threshold, moved halfway down to the next lower score of the class.
+
+    found: the detections that the thresholds were chosen by. Any threshold between two neighbouring
+    scores keeps the same detections. The highest of them is the score of a detection: its object
+    would be fooled by no perturbation at all, or by the rounding of another batch. Without a lower
+    score a threshold stays.
+
+    >>> scores = torch.tensor([0.75, 0.5, 0.25])
+    >>> found = [Detections(torch.zeros(3, 4), scores, torch.tensor([0, 0, 1]))]
+    >>> midway_thresholds([0.75, 0.25], found)
+    (0.625, 0.25)
+    """
+    scores = torch.cat([detections.scores for detections in found])
+    labels = torch.cat([detections.labels for detections in found])
+    moved = []
+    for label, threshold in enumerate(thresholds):
+        lower = scores[(labels == label) & (scores < threshold)]
+        moved.append((threshold + lower.max().item()) / 2 if len(lower) else threshold)
+    return tuple(moved)
 
 
 @dataclass(frozen=True)
@@ -221,7 +246,7 @@ class _Attack:
             perturbed = images[going] + (1 + settings.overshoot) * total[going]
             with torch.set_grad_enabled(not is_last):
                 perturbed.requires_grad_(not is_last)
-                stage = self.detector(perturbed)[-1]
+                stage = self.detector(perturbed, sizes=sizes[going.cpu()])[-1]
                 places = followed(stage, numbers[going], anchors[going])
                 rows = stage.logits[torch.arange(len(going), device=images.device), places]
                 leads = self.margins(rows.float(), labels[going])
