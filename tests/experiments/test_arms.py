@@ -1,10 +1,10 @@
-"""Trainings of experiments: run once, gone on with, several at the same time."""
+"""Trainings of experiments: run once, gone on with, and kept as a small file."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +15,16 @@ import torch
 
 from rankdet.config import Config
 from rankdet.engine.records import read_metrics
-from rankdet.experiments import arms
-from rankdet.experiments.arms import evaluated, outcome, run_folder, train_together, trained
-from rankdet.experiments.experiment import Request, Stopped
+from rankdet.experiments.arms import (
+    delete_runs,
+    evaluated,
+    has_run,
+    last_results,
+    outcome,
+    run_folder,
+    trained,
+)
+from rankdet.experiments.experiment import Request, Row, Stopped
 from rankdet.experiments.scales import Training, base_config
 from rankdet.workflows import train as training_workflow
 from rankdet.workflows.recording import Recorder
@@ -42,6 +49,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, Request,
     return config, request, outcome(config, request)
 
 
+def refuse(*_: Any, **__: Any) -> int:
+    raise AssertionError("it is trained again")
+
+
 def test_the_numbers_are_those_of_the_last_evaluation(
     finished: tuple[Config, Request, dict[str, Any]],
 ) -> None:
@@ -62,18 +73,14 @@ def test_an_outcome_is_ready_for_json_and_says_what_the_training_was(
     assert result["training"]["steps"] == 3
     assert result["training"]["images"] == 16
     assert result["training"]["seconds"] > 0
-    assert result["inference"]["network_images_per_second"] > 0
-    assert len(result["classes"]) == len(result["thresholds"]) == 6
+    assert result["training"]["images_per_second"] > 0
+    assert result["training"]["jobs"] == 1
 
 
 def test_a_finished_training_is_not_run_again(
     finished: tuple[Config, Request, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, request, result = finished
-
-    def refuse(*_: Any, **__: Any) -> int:
-        raise AssertionError("it is trained again")
-
     monkeypatch.setattr(training_workflow, "train", refuse)
     assert outcome(config, request) == result
 
@@ -120,43 +127,97 @@ def test_a_training_that_was_stopped_goes_on(
     assert steps == [1, 2, 3]
 
 
-def test_trainings_run_in_processes_of_their_own_each_of_them_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_outcome_says_where_the_training_was_done(
+    finished: tuple[Config, Request, dict[str, Any]],
 ) -> None:
-    config, request = smoke(tmp_path, jobs=2)
-    started = []
-    usual = arms._started
-
-    def note(path: Path, *others: Any) -> Any:
-        started.append(path)
-        return usual(path, *others)
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(arms, "_started", note)
-    train_together([config, config], request)  # two rows ask for it
-    assert "Finished: 3 steps" in Path(f"{run_folder(config, request)}.log").read_text()
-    assert outcome(config, request)["training"]["steps"] == 3
-    train_together([config], request)
-    assert started == [run_folder(config, request)]
+    config, request, result = finished
+    run = json.loads((run_folder(config, request) / "run.json").read_text())
+    assert result["provenance"] == run["provenance"]
+    assert result["provenance"]["seed"] == config.seed
 
 
-def test_a_process_that_fails_is_left_to_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def elsewhere(request: Request, out: Path, config: Config) -> Request:
+    """The same request on a machine to which the small files alone were taken."""
+    name = f"{run_folder(config, request).name}.json"
+    (out / "runs").mkdir(parents=True)
+    shutil.copy(request.out / "runs" / name, out / "runs" / name)
+    return replace(request, out=out)
+
+
+def test_an_outcome_outlives_the_folder_of_its_training(
+    finished: tuple[Config, Request, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config, request = smoke(tmp_path, jobs=2)
-    command = [sys.executable, "-c", "raise SystemExit(1)"]
-    monkeypatch.setattr(arms, "_command", lambda *_: command)
-    train_together([config], request)
-    assert not run_folder(config, request).exists()
+    config, request, result = finished
+    monkeypatch.setattr(training_workflow, "train", refuse)
+    assert outcome(config, elsewhere(request, tmp_path / "out", config)) == result
 
 
-def test_a_process_that_a_signal_ended_stops_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_who_needs_the_run_itself_trains_it_again(
+    finished: tuple[Config, Request, dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config, request = smoke(tmp_path, jobs=1)
-    command = [sys.executable, "-c", "raise SystemExit(143)"]
-    monkeypatch.setattr(arms, "_command", lambda *_: command)
-    with pytest.raises(Stopped) as stopped:
-        train_together([config, replace(config, seed=1)], request)
-    assert stopped.value.status == 143
-    assert len(list((tmp_path / "runs").glob("*.log"))) == 1
+    config, request, _ = finished
+    request = elsewhere(request, tmp_path / "out", config)
+    folder = trained(config, request)
+    assert "its numbers are kept, but the run is needed" in "".join(capsys.readouterr())
+    assert last_results(folder, request)["metrics"] == outcome(config, request)["metrics"]
+    assert (folder / "checkpoints").is_dir()
+
+
+def test_a_run_that_was_begun_again_and_not_finished_is_gone_on_with(
+    finished: tuple[Config, Request, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, request, _ = finished
+    request = elsewhere(request, tmp_path / "out", config)
+    folder = run_folder(config, request)
+    shutil.copytree(run_folder(config, finished[1]), folder)
+    assert has_run(folder, config)
+    run = json.loads((folder / "run.json").read_text())
+    run["provenance"]["time"] = "another"
+    (folder / "run.json").write_text(json.dumps(run))
+    assert not has_run(folder, config)
+    calls = []
+    monkeypatch.setattr(
+        training_workflow, "train", lambda *_, is_resumed, **__: calls.append(is_resumed) or 0
+    )
+    trained(config, request)
+    assert calls == [True]
+
+
+def test_results_of_the_last_checkpoint_are_made_if_a_better_one_had_been(
+    finished: tuple[Config, Request, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, request, result = finished
+    run = trained(config, request)
+    best = json.loads((run / "results.json").read_text())
+    found = last_results(run, request)
+    assert found["checkpoint"]["step"] == 3
+    assert found["metrics"] == result["metrics"]
+    assert (found == best) == (best["checkpoint"]["step"] == 3)
+
+
+def test_runs_are_deleted_without_their_outcomes(
+    finished: tuple[Config, Request, dict[str, Any]], tmp_path: Path
+) -> None:
+    config, request, result = finished
+    request = elsewhere(request, tmp_path / "out", config)
+    folder = run_folder(config, request)
+    shutil.copytree(run_folder(config, finished[1]), folder)
+    row = Row("a", {}, dict, trainings=(config,))
+    delete_runs(row, request, kept={folder})
+    assert folder.is_dir()
+    delete_runs(row, request, kept=())
+    assert not folder.exists()
+    assert outcome(config, request) == result
+
+
+def test_what_is_not_finished_is_not_deleted(tmp_path: Path) -> None:
+    config, request = smoke(tmp_path)
+    run_folder(config, request).mkdir(parents=True)
+    delete_runs(Row("a", {}, dict, trainings=(config,)), request, kept=())
+    assert run_folder(config, request).is_dir()

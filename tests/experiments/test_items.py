@@ -102,6 +102,8 @@ def no_figure(record: Record, path: Path) -> None:
 
 def check_ends(item: Experiment, request: Request) -> None:
     """Run it; all rows that were asked for have results, and files for servers are there."""
+    if item.name.startswith("evidence"):  # some rows of `rates` alone cannot choose for it
+        request = replace(request, out=request.out / "evidence")
     rows = item.plan(request)
     ends = rows if len(rows) <= MOST_ROWS else [rows[0], rows[len(rows) // 2], rows[-1]]
     record = reproduce(replace(item, plan=lambda _: ends, figure=no_figure), request)
@@ -297,7 +299,7 @@ def test_every_experiment_stands_in_the_guide() -> None:
     rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.*) \| (.*) \|$", page.read_text("utf-8"), re.M)
     listed = {name: (summary, labels) for name, summary, labels in rows}
     for item in EXPERIMENTS:
-        labels = ", ".join(f"`{label}`" for label in item.labels)
+        labels = ", ".join(f"`{label}`" for label in item.labels) or "not in the paper"
         assert listed[item.name] == (item.summary, labels)
 
 

@@ -17,6 +17,7 @@ from rankdet.experiments.experiment import Experiment, Request
 from rankdet.experiments.items import EXPERIMENTS as ITEMS
 from rankdet.experiments.items import experiment as item_of
 
+_NOT_IN_THE_PAPER = "not in the paper"
 _INTERRUPTED = 130  # what shells call a program that Ctrl-C ended
 
 # Experiments without trainings of detectors: the name, and one line for `rankdet reproduce list`.
@@ -27,6 +28,7 @@ _OTHERS = {
 # What `rankdet reproduce` knows, by the command's name.
 EXPERIMENTS = _OTHERS | {item.name: item.summary for item in ITEMS}
 
+_WITH_SEEDS = ", ".join(item.name for item in ITEMS if item.has_seeds)
 _ONE_BY_ONE = ", ".join(item.name for item in ITEMS if not item.has_trainings)
 
 app = typer.Typer(
@@ -99,6 +101,23 @@ Jobs = Annotated[
         help=f"Trainings at the same time, each in a process; not used by {_ONE_BY_ONE}.",
     ),
 ]
+Seeds = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        max=100,
+        help=f"How many seeds, from --seed on; for {_WITH_SEEDS}. Others have --seed alone.",
+    ),
+]
+DeleteRuns = Annotated[
+    bool,
+    typer.Option(
+        "--delete-runs",
+        help="Delete the folder of a training when its numbers are recorded, to save space; what "
+        "was there before this command stays. An experiment that needs more of it than numbers "
+        "trains it again.",
+    ),
+]
 ForceRecord = Annotated[
     bool,
     typer.Option(
@@ -115,7 +134,8 @@ def list_experiments() -> None:
     for name, summary in EXPERIMENTS.items():
         typer.echo(f"{name:{width}}  {summary}")
         if name not in _OTHERS:
-            typer.echo(f"{'':{width}}  paper: {', '.join(item_of(name).labels)}")
+            labels = ", ".join(item_of(name).labels)
+            typer.echo(f"{'':{width}}  {f'paper: {labels}' if labels else _NOT_IN_THE_PAPER}")
 
 
 @app.command("table")
@@ -168,7 +188,9 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
         out: OutFolder = None,
         device: Device = None,
         seed: Seed = 0,
+        seeds: Seeds = 3,
         jobs: Jobs = 1,
+        delete_runs: DeleteRuns = False,
         settings: Settings = None,
         force: ForceRecord = False,
     ) -> None:
@@ -182,6 +204,8 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
             seed=seed,
             jobs=jobs,
             changes=tuple(settings or ()),
+            seeds=seeds,
+            deletes_runs=delete_runs,
         )
         _run(items, request, force)
 
@@ -196,8 +220,10 @@ def _help(item: Experiment) -> str:
         else "After Ctrl-C, the same command goes on: finished rows are kept, and the row that ran "
         "begins again."
     )
+    labels = ", ".join(item.labels)
+    where = f"In the paper: {labels}." if labels else f"{_NOT_IN_THE_PAPER.capitalize()}."
     return (
-        f"{item.summary[0].upper()}{item.summary[1:]}. In the paper: {', '.join(item.labels)}.\n\n"
+        f"{item.summary[0].upper()}{item.summary[1:]}. {where}\n\n"
         "OUT gets a JSON file with all numbers and where they come from, a Markdown table with the "
         f"paper's beside ours, and a figure. {going_on}"
     )

@@ -1,11 +1,12 @@
 """The trainings of experiments: each in a folder of its own, run once, gone on with, and shared.
 
     OUT/runs/NAME        a run, as of `rankdet train`; NAME ends in a hash of all its settings
-    OUT/runs/NAME.json   what came of it, written when it is finished
+    OUT/runs/NAME.json   what came of it and where it was trained, written when it is finished
     OUT/runs/NAME.log    what it said, where several ran at the same time
 
 Two experiments that need a training with the same settings share it: the paper's main setting
-stands in many of its tables.
+stands in many of its tables. The folder of a finished training may be deleted, or left on another
+machine: who needs its numbers alone takes them from NAME.json, who needs the run trains it again.
 """
 
 from __future__ import annotations
@@ -13,24 +14,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import subprocess
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Collection, Mapping
+from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from statistics import median
+from typing import Any
 
-from rankdet.config import Config, dump, to_dict
-from rankdet.errors import counted
-from rankdet.experiments.experiment import Request, Stopped
+from rankdet.config import Config, to_dict
+from rankdet.experiments.experiment import Request, Row, Stopped
 from rankdet.output import write_whole
 from rankdet.progress import say
 
 RUNS = "runs"
-_SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def run_folder(config: Config, request: Request) -> Path:
@@ -50,16 +47,22 @@ def trained(config: Config, request: Request) -> Path:
     from rankdet.workflows.train import train
 
     folder = run_folder(config, request)
-    if not _is_finished(folder, config):
-        status = train(
-            folder,
-            make_config=lambda _: config,
-            is_resumed=is_run(folder),
-            device=request.device,
+    if has_run(folder, config):
+        return folder
+    if has_outcome(folder, config) and not is_run(folder):
+        say(
+            f"{folder.name}: its numbers are kept, but the run is needed and not here. It is "
+            "trained again."
         )
-        if status:
-            raise Stopped(status)
-        _keep_outcome(folder, config, request)
+    status = train(
+        folder,
+        make_config=lambda _: config,
+        is_resumed=is_run(folder),
+        device=request.device,
+    )
+    if status:
+        raise Stopped(status)
+    keep_outcome(folder, config, request)
     return folder
 
 
@@ -67,14 +70,58 @@ def outcome(config: Config, request: Request) -> dict[str, Any]:
     """What came of the training with these settings, which is run if it was not yet.
 
     metrics: of the last evaluation (not of the best: the paper's test set chooses nothing), None
-    without a split to evaluate on. classes: AP50 of each, by name; thresholds: the score of each
-    from which on prediction shows it. curve: all evaluations on the way, with step and epoch.
-    inference: images per second. training: seconds, steps, images, and means over the steps of what
-    was counted (such as RoIs). notes: what it said about data and weights. run: the folder's name
-    in OUT/runs.
+    without a split to evaluate on. curve: all evaluations on the way, with step and epoch.
+    training: seconds (evaluations included), steps, images of an epoch, images_per_second (the
+    median over the training, so without evaluations and checkpoints), jobs (how many trainings
+    shared the machine), and means over the steps of what was counted (such as RoIs). notes: what
+    it said about data and weights. run: the folder's name in OUT/runs. provenance: of the
+    training, wherever and whenever that was.
     """
-    file = _outcome_file(trained(config, request))
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["outcome"]
+    folder = run_folder(config, request)
+    if not has_outcome(folder, config):
+        trained(config, request)
+    kept = _kept(folder, config)
+    assert kept is not None, "a finished training leaves an outcome"
+    return {**kept["outcome"], "provenance": kept["provenance"]}
+
+
+def has_outcome(folder: Path, config: Config) -> bool:
+    """Whether the outcome of these very settings is kept."""
+    return _kept(folder, config) is not None
+
+
+def has_run(folder: Path, config: Config) -> bool:
+    """Whether the finished run of these very settings is there, not a part of one."""
+    from rankdet.workflows.run import RUN_FILE
+
+    kept, run = _kept(folder, config), _read_json(folder / RUN_FILE)
+    # Each beginning of a training has a provenance of its own, by its time.
+    return kept is not None and run is not None and run.get("provenance") == kept["provenance"]
+
+
+def folders_of(row: Row, request: Request) -> set[Path]:
+    """Where the trainings of a row are, or will be."""
+    return {run_folder(config, request) for config in row.trainings}
+
+
+def delete_runs(row: Row, request: Request, kept: Collection[Path]) -> None:
+    """Delete the finished runs of a row, whose outcomes stay; not those in `kept`."""
+    from rankdet.engine.sealed_folder import remove_folder
+
+    for config in row.trainings:
+        folder = run_folder(config, request)
+        if folder not in kept and has_run(folder, config):
+            remove_folder(folder)
+
+
+def last_results(run: Path, request: Request) -> dict[str, Any]:
+    """results.json of the last checkpoint, which is evaluated again if another one was better."""
+    from rankdet.workflows.run import RESULTS_FILE
+
+    content = _read_json(run / RESULTS_FILE)
+    if content is None or content["checkpoint"]["step"] != _last_state(run)["step"]:
+        content = evaluated(run, request, "last")
+    assert content is not None, "an evaluation leaves its results"
     return content
 
 
@@ -130,110 +177,69 @@ def _with_evaluation(tested: Config | None, config: Config) -> Config:
     return config if tested is None else replace(config, evaluation=tested.evaluation)
 
 
-def train_together(configs: Sequence[Config], request: Request) -> None:
-    """Train what is not finished of these, request.jobs at the same time, each in a process.
+def keep_outcome(folder: Path, config: Config, request: Request) -> None:
+    """Write what came of the finished run in this folder beside it."""
+    from rankdet.workflows.run import read_run
 
-    One that fails is left to its row, which tries again and tells why. Stopped if one was stopped.
-    """
-    waiting = {run_folder(config, request): config for config in configs}
-    waiting = {path: config for path, config in waiting.items() if not _is_finished(path, config)}
-    total, status = len(waiting), 0
-    running: dict[subprocess.Popen[bytes], tuple[Path, Config]] = {}
-    with ExitStack() as stack:
-        while waiting or running:
-            while waiting and len(running) < request.jobs and not status:
-                path = next(iter(waiting))
-                config = waiting.pop(path)
-                say(f"Training {path.name}; it speaks in {path}.log")
-                running[_started(path, config, request, stack)] = (path, config)
-            for process in [process for process in running if process.poll() is not None]:
-                path, config = running.pop(process)
-                if process.returncode == 0:
-                    _keep_outcome(path, config, request)
-                elif process.returncode > 128:
-                    status = process.returncode
-                    waiting.clear()
-                left = counted(len(waiting) + len(running), "training")
-                how = "finished" if process.returncode == 0 else f"ended ({process.returncode})"
-                say(f"{path.name} {how}; {left} of {total} left.")
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-    if status:
-        raise Stopped(status)
-
-
-def _started(
-    path: Path, config: Config, request: Request, stack: ExitStack
-) -> subprocess.Popen[bytes]:
-    """A process of `rankdet train` with these settings."""
-    write_whole(Path(f"{path}.yaml"), dump(config).encode())
-    log: IO[bytes] = stack.enter_context(Path(f"{path}.log").open("ab"))  # noqa: SIM115
-    command = _command(path, request)
-    return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-
-
-def _command(path: Path, request: Request) -> list[str]:
-    from rankdet.workflows.run import is_run
-
-    words = [sys.executable, "-m", "rankdet", "train", "--config", f"{path}.yaml"]
-    words += ["--out", str(path)]
-    words += ["--device", request.device] if request.device else []
-    return [*words, "--resume"] if is_run(path) else words
+    content = {
+        "config": to_dict(config),
+        "provenance": dict(read_run(folder).provenance),
+        "outcome": _outcome(folder, request),
+    }
+    write_whole(_outcome_file(folder), (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _outcome_file(folder: Path) -> Path:
     return Path(f"{folder}.json")
 
 
-def _is_finished(folder: Path, config: Config) -> bool:
-    """Whether the outcome of these very settings is kept, and the run itself."""
+def _kept(folder: Path, config: Config) -> dict[str, Any] | None:
+    """What the outcome file says, if it is one of these very settings."""
     content = _read_json(_outcome_file(folder))
-    is_kept = content is not None and content.get("config") == to_dict(config)
-    return is_kept and folder.is_dir()
-
-
-def _keep_outcome(folder: Path, config: Config, request: Request) -> None:
-    content = {"config": to_dict(config), "outcome": _outcome(folder, request)}
-    write_whole(_outcome_file(folder), (json.dumps(content, indent=2) + "\n").encode())
+    if content is None or content.get("config") != json.loads(json.dumps(to_dict(config))):
+        return None
+    return content if isinstance(content.get("provenance"), dict) else None
 
 
 def _outcome(folder: Path, request: Request) -> dict[str, Any]:
     from rankdet.engine.records import read_metrics
     from rankdet.workflows.results import training_counts
-    from rankdet.workflows.run import METRICS_FILE, RESULTS_FILE, read_checkpoint, read_run
+    from rankdet.workflows.run import METRICS_FILE, read_run
 
     record = read_run(folder)
     rows = read_metrics(folder / METRICS_FILE)
-    curve = [
-        {name: value for name, value in row.items() if name != "kind"}
-        for row in rows
-        if row["kind"] == "evaluation"
-    ]
-    checkpoint = read_checkpoint(folder, "last")
-    results: Mapping[str, Any] | None = None
-    if curve:
-        results = _results_of_step(folder / RESULTS_FILE, curve[-1]["step"])
-        results = results or evaluated(folder, request, "last")
+    curve = [_without(row, "kind") for row in rows if row["kind"] == "evaluation"]
+    rates = [row["images_per_second"] for row in rows if row["kind"] == "step"]
+    last = _last_state(folder)
     return {
         "run": folder.name,
-        "metrics": results["metrics"] if results else None,
-        "classes": class_results(results) if results else None,
-        "thresholds": list(results["thresholds"].values()) if results else None,
+        "metrics": _without(curve[-1], "step", "epoch") if curve else None,
         "curve": curve,
-        "inference": results["inference"] if results else None,
         "training": {
-            "seconds": checkpoint.state.get("seconds"),
-            "steps": checkpoint.step,
+            "seconds": last["state"].get("seconds"),
+            "steps": last["step"],
             "images": record.data["train"]["num_images"],
-            "counts": training_counts(folder / METRICS_FILE, checkpoint.step),
+            "images_per_second": median(rates) if rates else None,
+            "jobs": request.jobs,
+            "counts": training_counts(folder / METRICS_FILE, last["step"]),
         },
         "notes": list(record.notes),
     }
 
 
-def _results_of_step(file: Path, step: int) -> dict[str, Any] | None:
-    """results.json, if it is about the checkpoint of this step and not of a better one."""
-    content = _read_json(file)
-    return content if content is not None and content["checkpoint"]["step"] == step else None
+def _last_state(folder: Path) -> dict[str, Any]:
+    """Step and state of the last checkpoint, without reading its weights."""
+    from rankdet.engine.checkpoint import STATE, checkpoints
+    from rankdet.engine.sealed_folder import read_file
+    from rankdet.workflows.run import CHECKPOINTS
+
+    path = checkpoints(folder / CHECKPOINTS)[-1]
+    content: dict[str, Any] = json.loads(read_file(path, STATE))
+    return content
+
+
+def _without(row: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in names}
 
 
 def _read_json(file: Path) -> dict[str, Any] | None:

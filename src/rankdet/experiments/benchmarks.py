@@ -132,8 +132,8 @@ class Benchmark:
 
 def _result(entry: Entry, config: Config, tested: Config, request: Request) -> dict[str, Any]:
     """The outcome of the training, with the numbers of the evaluation that the row is about."""
-    result = outcome(config, request)
     run = trained(config, request)
+    result = {**outcome(config, request), "classes": None, "inference": None}
     if result["metrics"] is None:
         result["submission"] = _submission(entry, config, tested, run, request)
         return result

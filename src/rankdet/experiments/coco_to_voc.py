@@ -86,8 +86,8 @@ def _result(
 ) -> dict[str, Any]:
     trained(first, request)
     second = fine_tuned(config, first, request)
-    result = outcome(second, request)
     run = trained(second, request)
+    result = outcome(second, request)
     result["submission"] = server_files(second, variant.training, request)
     if has_scales and result["metrics"] is not None:
         result["metrics"] = evaluated(run, request, "scales", tested)["metrics"]

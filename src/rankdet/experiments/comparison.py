@@ -28,6 +28,7 @@ METRICS = ("AP", "AP50", "AP75")
 LOSSES = {"CE-Loss + OHEM": "ohem", "Focal Loss": "focal", "AUC-Loss": "auc", "AP-Loss": "ap"}
 COLOURS = {"ohem": ORANGE, "focal": VERMILION, "auc": GREEN, "ap": BLUE}
 _GROUP_COLOURS = (BLUE, VERMILION, GREEN, ORANGE)
+Points = tuple[list[float], list[float]]  # places, and the values there
 # Of the test sets whose annotations are not public: the splits, if the user has their images.
 SERVER_SPLITS = {"voc12": "2012_test", "coco": "test-dev2017"}
 
@@ -81,37 +82,83 @@ class Comparison:
         return list(self.notes)
 
     def figure(self, record: Record, path: Path) -> None:
-        """A panel for each metric: ours as filled marks, the paper's as empty ones."""
+        """A panel for each metric: the paper's numbers are empty marks.
+
+        Ours are filled marks, both joined by lines, where the rows are numbers; otherwise bars.
+        """
         groups = list(dict.fromkeys(variant.group for variant in self.variants))
         metrics = list(dict.fromkeys(name for v in self.variants for name in v.metrics))
         rows = list(dict.fromkeys(variant.row for variant in self.variants))
         cells = cells_of(self.variants, record)
-        figure = new_figure(3.6 * len(metrics), 3.6)
+        draw = _draw_lines if all(map(_is_number, rows)) else _draw_bars
+        figure = new_figure(3.6 * len(metrics), 3.8)
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
         for axes, metric in zip(panels, metrics, strict=True):
-            for group, colour in zip(groups, _GROUP_COLOURS, strict=False):
-                column = column_name(group, metric)
-                for is_paper in (False, True):
-                    points = [
-                        (place, value)
-                        for place, row in enumerate(rows)
-                        if (cell := cells.get((row, column))) is not None
-                        and (value := cell.paper if is_paper else cell.ours) is not None
-                    ]
-                    axes.plot(
-                        [place for place, _ in points],
-                        [value for _, value in points],
-                        color=colour,
-                        marker="o",
-                        linestyle=":" if is_paper else "-",
-                        markerfacecolor="white" if is_paper else colour,
-                        label=f"{group} {'(paper)' if is_paper else ''}".strip() or "ours",
-                    )
-            axes.set_xticks(range(len(rows)), rows, rotation=20 if len(rows[0]) > 5 else 0)
+            for number, group in enumerate(groups):
+                values = [cells.get((row, column_name(group, metric))) for row in rows]
+                draw(axes, values, group, number, len(groups))
+            axes.set_xticks(range(len(rows)), rows)
+            if any(len(row) > 8 for row in rows):  # they would meet
+                for label in axes.get_xticklabels():
+                    label.set(rotation=20, ha="right", rotation_mode="anchor")
             axes.set_ylim(bottom=0)
             label_axes(axes, metric, self.row_title, "percent")
-        axes.legend(frameon=False, fontsize=7)
+        figure.legend(
+            *axes.get_legend_handles_labels(),
+            loc="outside lower center", ncols=4, frameon=False, fontsize=8,
+        )  # fmt: skip
         save_figure(figure, path)
+
+
+def _is_number(text: str) -> bool:
+    """Whether the name of a row has a place on a scale.
+
+    >>> _is_number("0.25"), _is_number("Focal Loss")
+    (True, False)
+    """
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _draw_lines(
+    axes: Any, cells: Sequence[Cell | None], group: str, number: int, num_groups: int
+) -> None:
+    """The numbers of one group of several over the rows: ours, and the paper's."""
+    colour = _GROUP_COLOURS[number % len(_GROUP_COLOURS)]
+    ours, paper = _points(cells)
+    axes.plot(*ours, "o-", color=colour, label=group or "ours")
+    _draw_paper(axes, paper, ":", colour, group)
+
+
+def _draw_bars(
+    axes: Any, cells: Sequence[Cell | None], group: str, number: int, num_groups: int
+) -> None:
+    """As `_draw_lines`, where the rows have no order that a line could follow."""
+    colour = _GROUP_COLOURS[number % len(_GROUP_COLOURS)]
+    width = 0.8 / num_groups
+    ours, paper = _points(cells, shift=width * (number - (num_groups - 1) / 2))
+    axes.bar(*ours, 0.9 * width, color=colour, alpha=0.75, label=group or "ours")
+    _draw_paper(axes, paper, "", colour, group)
+
+
+def _draw_paper(axes: Any, points: Points, line: str, colour: str, group: str) -> None:
+    label = f"{group} (paper)" if group else "paper"
+    axes.plot(*points, f"o{line}", color=colour, markerfacecolor="white", label=label)
+
+
+def _points(cells: Sequence[Cell | None], shift: float = 0.0) -> tuple[Points, Points]:
+    """Where our numbers and the paper's are to be drawn, as far as there are any."""
+    known = [(place + shift, cell) for place, cell in enumerate(cells) if cell is not None]
+    ours = [(place, cell.ours) for place, cell in known if cell.ours is not None]
+    paper = [(place, cell.paper) for place, cell in known if cell.paper is not None]
+    return _columns(ours), _columns(paper)
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> Points:
+    return [place for place, _ in points], [value for _, value in points]
 
 
 def experiment(
@@ -140,12 +187,14 @@ def training_row(variant: Variant, request: Request) -> Row:
         settings={"config": to_dict(config)},
         run=partial(_result, variant, config, request),
         trainings=(config,),
+        is_outcome=not _has_server(variant.training, request),
     )
 
 
 def variant_config(variant: Variant, request: Request) -> Config:
     """All settings of a variant at the scale of the request, the user's --set included."""
-    base = base_config(request, variant.training)
+    loss = variant.changes.get("loss", {}).get("name", "ap")
+    base = base_config(request, variant.training, loss)
     return with_changes(request, merge(base, variant.changes))
 
 
@@ -160,13 +209,17 @@ def server_files(config: Config, training: Training, request: Request) -> str | 
     """Files for the evaluation server, where a benchmark has one and its test images are here."""
     from rankdet.data.reading.formats import split_names
 
-    split = SERVER_SPLITS.get(training.data)
-    is_benchmark = training.data == "voc12" or training.side != 600
-    if request.scale != "paper" or split is None or not is_benchmark:
+    if not _has_server(training, request):
         return None
+    split = SERVER_SPLITS[training.data]
     if split not in split_names(config.data.path, config.data.format):
         return None
     return submitted(trained(config, request), request, split, split)
+
+
+def _has_server(training: Training, request: Request) -> bool:
+    is_benchmark = training.data == "voc12" or training.side != 600
+    return request.scale == "paper" and training.data in SERVER_SPLITS and is_benchmark
 
 
 def chosen(variants: Sequence[Variant], request: Request) -> list[Variant]:

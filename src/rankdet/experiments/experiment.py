@@ -19,7 +19,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,9 @@ class Request:
     scale: one of SCALES. out: the folder of the records; trainings are in out/runs, where
     experiments that share one find it. voc, coco: folders of the data, where the scale needs them.
     weights: a file for the backbones, in place of the scale's choice. jobs: trainings at the same
-    time. changes: `section.key=value`, for every training, after everything else.
+    time. changes: `section.key=value`, for every training, after everything else. seeds: how many
+    trainings differ in the seed alone, where an experiment has several. deletes_runs: the folder of
+    a training is deleted when its rows are recorded, if it was not finished before.
     """
 
     scale: str
@@ -58,9 +61,14 @@ class Request:
     seed: int = 0
     jobs: int = 1
     changes: tuple[str, ...] = ()
+    seeds: int = 3
+    deletes_runs: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """What the results depend on, ready for JSON; not where and how fast they are made."""
+        """What the results depend on, ready for JSON; not where and how fast they are made.
+
+        Nor how many seeds there are: more of them are more rows, and those of before still hold.
+        """
         return {
             "scale": self.scale,
             "voc": self.voc,
@@ -78,13 +86,16 @@ class Row:
     key: its name, unique in the experiment. settings: all that its result depends on, ready for
     JSON. run: does the work and gives the result, ready for JSON. trainings: those that the work
     needs, so that `jobs` of them can be run at the same time beforehand; a row that says nothing
-    runs alone, as measurements of time must.
+    runs alone, as measurements of time must. is_outcome: the result is what is kept of finished
+    trainings (`arms.outcome`), whose folders may be gone; otherwise the work needs the runs.
+    A "provenance" in the result is that of a training, and becomes the row's.
     """
 
     key: str
     settings: Mapping[str, Any]
     run: Callable[[], Mapping[str, Any]]
     trainings: tuple[Config, ...] = ()
+    is_outcome: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +106,7 @@ class Experiment:
     a request. markdown and figure: what is shown of a record, in which rows may be missing yet.
     has_trainings: whether the rows name their trainings. Those are saved on Ctrl-C, and `jobs` of
     them run at the same time; otherwise a row that is ended begins again, and rows run alone.
+    has_seeds: whether the rows are of Request.seeds seeds; otherwise all have that of the request.
     """
 
     name: str
@@ -104,6 +116,7 @@ class Experiment:
     markdown: Callable[[Record], str]
     figure: Callable[[Record, Path], None]
     has_trainings: bool = True
+    has_seeds: bool = False
 
 
 class Stopped(Exception):
@@ -137,12 +150,11 @@ def reproduce(
                 f"{experiment.name}: --jobs {request.jobs} is not used: its rows are trained or "
                 "measured in this process, one after the other."
             )
-        elif request.jobs > 1:
-            _train_beforehand(waiting, request)
-        for number, row in enumerate(waiting, start=1):
-            say(f"{experiment.name}: row {number} of {len(waiting)}: {row.key}")
-            record["rows"][row.key] = _finished(row, request)
-            write_whole(_file(experiment, request.out), _json_bytes(record))
+        with closing(_in_order(experiment, waiting, request)) as order:
+            for number, row in enumerate(order, start=1):
+                say(f"{experiment.name}: row {number} of {len(waiting)}: {row.key}")
+                record["rows"][row.key] = _finished(row, request)
+                write_whole(_file(experiment, request.out), _json_bytes(record))
         write_whole(_file(experiment, request.out), _json_bytes(record))
         write_views(experiment, record, request.out)
     _refuse_failures(experiment, record)
@@ -293,10 +305,11 @@ def _finished(row: Row, request: Request) -> dict[str, Any]:
     except TrainingError as error:  # of numbers that are not finite: that is a result, too
         say(f"{row.key} failed: {error}")
         entry["error"] = str(error)
-    # A training may have been run before: by another item, or in a process of its own.
-    before = entry.get("result", {}).get("training", {}).get("seconds") or 0.0
+    result = entry.get("result", {})
+    # A training may have been run before: by another item, in a process of its own, elsewhere.
+    before = result.get("training", {}).get("seconds") or 0.0
     entry["seconds"] = max(before, time.monotonic() - start)
-    entry["provenance"] = provenance(seed=request.seed)
+    entry["provenance"] = result.pop("provenance", None) or provenance(seed=request.seed)
     return entry
 
 
@@ -310,10 +323,27 @@ def _refuse_failures(experiment: Experiment, record: Record) -> None:
         )
 
 
-def _train_beforehand(rows: Sequence[Row], request: Request) -> None:
-    from rankdet.experiments.arms import train_together
+def _in_order(
+    experiment: Experiment, rows: Sequence[Row], request: Request
+) -> Generator[Row, None, None]:
+    """The rows in the order in which they can be run; deletes what the request says after each."""
+    from rankdet.experiments.arms import delete_runs, folders_of
+    from rankdet.experiments.jobs import rows_as_trained
 
-    train_together([config for row in rows for config in row.trainings], request)
+    left = {row.key: row for row in rows}
+    kept = {folder for row in rows for folder in folders_of(row, request) if folder.exists()}
+    is_together = request.jobs > 1 and experiment.has_trainings
+    for row in rows_as_trained(rows, request) if is_together else rows:
+        yield row
+        del left[row.key]
+        if request.deletes_runs:
+            needed = {
+                folder
+                for other in left.values()
+                if not other.is_outcome
+                for folder in folders_of(other, request)
+            }
+            delete_runs(row, request, kept | needed)
 
 
 def _alone_with(out: Path, name: str) -> Any:
@@ -329,4 +359,6 @@ def _as_json(value: Any) -> Any:
 
 
 def _json_bytes(record: Record) -> bytes:
-    return (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
+    """The record as a file, its rows in the order of the plan, whichever was finished first."""
+    rows = {key: record["rows"][key] for key in record["plan"] if key in record["rows"]}
+    return (json.dumps({**record, "rows": rows}, indent=2, allow_nan=False) + "\n").encode()

@@ -15,11 +15,14 @@ from rankdet.experiments import (
     convergence,
     curves,
     delta,
+    evidence,
     ghm_dr,
     imbalance,
     interpolation,
     losses,
     memory,
+    ranked_together,
+    rates,
     robustness,
     rois,
     sampling,
@@ -58,6 +61,11 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     ghm_dr.EXPERIMENT,
     rois.EXPERIMENT,
     sheets.EXPERIMENT,
+    rates.RETINANET_EXPERIMENT,
+    rates.SSD_EXPERIMENT,
+    evidence.RETINANET_EXPERIMENT,
+    evidence.SSD_EXPERIMENT,
+    ranked_together.EXPERIMENT,
 )
 
 

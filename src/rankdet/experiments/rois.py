@@ -55,6 +55,7 @@ def _row(variant: Variant, request: Request) -> Row:
         settings={"config": to_dict(config)},
         run=partial(outcome, config, request),
         trainings=(config,),
+        is_outcome=True,
     )
 
 

@@ -40,8 +40,14 @@ _PAPER_RECIPES = {
     ("ssd", "voc", 600): "voc-ssd512",
     ("faster_rcnn", "voc", 600): "voc-faster-rcnn",
 }
-# For short trainings with gradient clipping; for 16 images.
-_SHORT_LEARNING_RATES = {"retinanet": 0.004, "ssd": 0.001, "faster_rcnn": 0.005}
+# At voc320, for a step of 32 images with gradient clipping, by detector and loss. One that is not
+# here has the rate of AP-loss.
+LEARNING_RATES = {
+    "retinanet": {"ap": 0.008, "focal": 0.008, "ohem": 0.008, "auc": 0.008},
+    "ssd": {"ap": 0.002, "focal": 0.002, "ohem": 0.002, "auc": 0.002},
+    "faster_rcnn": {"ap": 0.01, "ce": 0.01},
+}
+_IMAGES_OF_A_STEP = 32
 
 
 @dataclass(frozen=True)
@@ -59,10 +65,18 @@ class Training:
     side: int = 600
 
 
-def base_config(request: Request, training: Training) -> Config:
-    """The settings of a training at the scale of the request, without the user's --set."""
+def base_config(request: Request, training: Training, loss: str = "ap") -> Config:
+    """The settings of a training at the scale of the request, without the user's --set.
+
+    loss: by which the learning rate of voc320 is chosen; the settings keep the recipe's loss.
+    """
     makers = {"smoke": _smoke, "tiny": _tiny, "voc320": _voc320, "paper": _paper}
-    return replace(makers[request.scale](request, training), seed=request.seed)
+    config = makers[request.scale](request, training)
+    if request.scale == "voc320":
+        rates = LEARNING_RATES[training.detector]
+        rate = rates.get(loss, rates["ap"])
+        config = replace(config, training=replace(config.training, learning_rate=rate))
+    return replace(config, seed=request.seed)
 
 
 def with_changes(request: Request, config: Config) -> Config:
@@ -179,9 +193,8 @@ def _voc320(request: Request, training: Training) -> Config:
             base.training,
             epochs=12,
             max_steps=None,
-            batch_size=32,
-            learning_rate=_SHORT_LEARNING_RATES[training.detector],
-            reference_batch_size=16,
+            batch_size=_IMAGES_OF_A_STEP,
+            reference_batch_size=_IMAGES_OF_A_STEP,
             milestones=(9.0, 11.0),
             warmup_steps=200,
             clip_norm=10.0,
@@ -192,6 +205,7 @@ def _voc320(request: Request, training: Training) -> Config:
             protocol="coco" if is_coco else "voc",
             fixed_size=side,
             batch_size=32,
+            pictures=False,
         ),
     )
 

@@ -6,7 +6,6 @@ object that it overlaps most, and by its score for that object's class.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdet.config import Config, to_dict
-from rankdet.experiments.arms import evaluated, outcome
+from rankdet.experiments.arms import last_results, trained
 from rankdet.experiments.comparison import LOSSES, variant_config
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
@@ -56,17 +55,12 @@ def plan(request: Request) -> list[Row]:
 
 
 def _result(config: Config, request: Request) -> dict[str, Any]:
-    from rankdet.workflows.run import RESULTS_FILE
-
-    came = outcome(config, request)
-    folder = request.out / "runs" / came["run"]
-    results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    if results["checkpoint"]["step"] != came["training"]["steps"]:  # it is of a better one
-        results = evaluated(folder, request, "last")
+    run = trained(config, request)
+    results = last_results(run, request)
     anchors = results["anchors"]
     return {
-        "run": came["run"],
-        "metrics": came["metrics"],
+        "run": run.name,
+        "metrics": results["metrics"],
         **numbers_of(anchors["cells"], anchors["bins"]),
         "anchors": anchors,
     }

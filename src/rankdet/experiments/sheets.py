@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdet.config import Config, to_dict
-from rankdet.experiments.arms import outcome, trained
+from rankdet.experiments.arms import last_results, trained
 from rankdet.experiments.comparison import Variant, chosen, variant_config
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import new_figure, save_figure
@@ -20,6 +20,9 @@ from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, 
 SUMMARY = "detections of focal loss and AP-loss on the same images"
 _SIDE = 320  # pixels of a picture in the record
 _FEWEST_OBJECTS = 2  # in an image that is shown
+_MOST_BESIDE = 5  # pictures in a line of the figure
+# Inches of the figure: of a full line, of a line's height and of its title, between pictures.
+_WIDTH, _HIGHEST, _TITLE, _GAP = 10.0, 2.4, 0.3, 0.06
 
 
 @dataclass(frozen=True)
@@ -74,13 +77,13 @@ def _row(sheet: Sheet, request: Request) -> Row:
 
 def _result(sheet: Sheet, config: Config, request: Request) -> dict[str, Any]:
     """The pictures as JPEG files in base 64, and the numbers of the training."""
-    result = outcome(config, request)
+    run = trained(config, request)
+    results = last_results(run, request)
+    thresholds = list(results["thresholds"].values())
     return {
-        "run": result["run"],
-        "metrics": result["metrics"],
-        "pictures": _pictures(
-            trained(config, request), result["thresholds"], sheet.num_images, request
-        ),
+        "run": run.name,
+        "metrics": results["metrics"],
+        "pictures": _pictures(run, thresholds, sheet.num_images, request),
     }
 
 
@@ -91,8 +94,8 @@ def _pictures(
     import numpy as np
 
     from rankdet import build
+    from rankdet.data.chosen import ChosenImages
     from rankdet.metrics.thresholds import usual_thresholds
-    from rankdet.robustness.perturbed import ChosenImages
     from rankdet.workflows.evaluate import detect_dataset
     from rankdet.workflows.evaluation_data import choose_data, open_data
     from rankdet.workflows.examples import evenly_spaced
@@ -153,24 +156,49 @@ def markdown(record: Record) -> str:
 
 
 def figure(record: Record, path: Path) -> None:
-    """The pictures of each row, five beside each other."""
+    """The pictures of each row, up to five beside each other, all of a line equally high."""
     from PIL import Image
 
-    results = results_of(record)
-    lines = [
-        (key, result["pictures"][start : start + 5])
-        for key, result in results.items()
-        for start in range(0, len(result["pictures"]), 5)
+    lines = []
+    for key, result in results_of(record).items():
+        pictures = [
+            Image.open(io.BytesIO(base64.b64decode(entry["jpeg"]))) for entry in result["pictures"]
+        ]
+        for start in range(0, len(pictures), _MOST_BESIDE):
+            title = "" if start else key
+            lines.append((title, pictures[start : start + _MOST_BESIDE]))
+    heights = [_line_height([one.width / one.height for one in line]) for _, line in lines]
+    widths = [
+        sum(height * one.width / one.height + _GAP for one in line)
+        for height, (_, line) in zip(heights, lines, strict=True)
     ]
-    drawn = new_figure(10, 2.2 * max(1, len(lines)))
-    panels = drawn.subplots(max(1, len(lines)), 5, squeeze=False)
-    for axes in panels.flat:
-        axes.axis("off")
-    for row, (key, pictures) in zip(panels, lines, strict=False):
-        for axes, entry in zip(row, pictures, strict=False):
-            axes.imshow(Image.open(io.BytesIO(base64.b64decode(entry["jpeg"]))))
-        row[0].set_title(key, fontsize=8, loc="left")
+    width, height = max(widths, default=_WIDTH), sum(heights) + _TITLE * len(lines) or _TITLE
+    drawn = new_figure(width, height)
+    drawn.set_layout_engine("none")
+    top = height
+    for line_height, (title, pictures) in zip(heights, lines, strict=True):
+        drawn.text(0, (top - _TITLE / 2) / height, title, fontsize=9, va="center")
+        top -= _TITLE + line_height
+        left = 0.0
+        for one in pictures:
+            side = line_height * one.width / one.height
+            axes = drawn.add_axes(
+                (left / width, top / height, side / width, line_height / height),
+                xticks=[],
+                yticks=[],
+            )
+            axes.imshow(one, aspect="auto")
+            left += side + _GAP
     save_figure(drawn, path)
+
+
+def _line_height(aspects: list[float]) -> float:
+    """Inches: as high as pictures of these widths / heights can be beside each other.
+
+    >>> round(_line_height([1.5, 1.5, 1.5, 1.5, 1.5]), 2), _line_height([1.0])
+    (1.29, 2.4)
+    """
+    return min(_HIGHEST, (_WIDTH - _GAP * len(aspects)) / sum(aspects))
 
 
 EXPERIMENT = Experiment("pictures", SUMMARY, ("fig-result", "fig-result2"), plan, markdown, figure)

@@ -1,0 +1,299 @@
+"""The four losses at their own best learning rates, several seeds, two schedules: RetinaNet, SSD.
+
+What the paper claims, with the same care for every loss: the learning rate of each is the one that
+`rates` has chosen on a tenth of the training split, all else is the same, and the spread over seeds
+says what a difference is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rankdet.config import to_dict
+from rankdet.errors import counted
+from rankdet.experiments import rates
+from rankdet.experiments.arms import outcome
+from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
+from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.figures import label_axes, new_figure, save_figure
+from rankdet.experiments.paper import paper_value
+from rankdet.experiments.scales import with_changes
+from rankdet.experiments.schedules import LONG, SHORT
+from rankdet.experiments.seed_statistics import Spread, spread, welch_interval
+from rankdet.experiments.tables import NO_NUMBER, caption, markdown_table, number, page
+
+LABEL = "base-loss"
+OURS = "AP-Loss"
+SCHEDULES = (SHORT, LONG)
+AIMS = (50, 60)  # AP50 whose epochs and seconds are told
+_SHOWN = ("AP50", "AP")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The four losses with one detector, at the learning rates that `tuning` has chosen.
+
+    group: the heading of its columns in the paper's table.
+    """
+
+    name: str
+    title: str
+    tuning: rates.Rates
+    group: str
+
+    def plan(self, request: Request) -> list[Row]:
+        """A row for each schedule, loss and seed."""
+        chosen = rates.best_rates(self.tuning, request)
+        seeds = range(request.seed, request.seed + request.seeds)
+        return [
+            self._row(schedule, name, chosen[loss], seed, request)
+            for schedule in SCHEDULES
+            for seed in seeds  # before the losses: what is finished first has one of each
+            for name, loss in LOSSES.items()
+        ]
+
+    def _row(self, schedule: str, name: str, rate: float, seed: int, request: Request) -> Row:
+        config = rates.tuned_config(self.tuning.detector, LOSSES[name], rate, schedule, request)
+        config = with_changes(request, replace(config, seed=seed))
+        return Row(
+            key=f"{schedule}: {name}: seed {seed}",
+            settings={"config": to_dict(config)},
+            run=partial(outcome, config, request),
+            trainings=(config,),
+            is_outcome=True,
+        )
+
+    def markdown(self, record: Record) -> str:
+        body = []
+        for schedule in SCHEDULES:
+            body += [
+                f"## {schedule.capitalize()} schedule{_length(record, schedule)}",
+                self.accuracy_table(record, schedule),
+                f"{OURS} less each other loss, with the 95 % interval of the difference:",
+                self.difference_table(record, schedule),
+                "On the way:",
+                _speed_table(record, schedule),
+            ]
+        return page(record, self.title, body, [*_notes(record, self.tuning.name), caption(LABEL)])
+
+    def accuracy_table(self, record: Record, schedule: str) -> str:
+        """Mean and standard deviation over the seeds, and the paper's number beside them."""
+        spreads = {
+            (name, metric): spread(values_of(record, schedule, name, metric))
+            for name in LOSSES
+            for metric in METRICS
+        }
+        rows = []
+        for name in LOSSES:
+            cells = [name, _rate(record, schedule, name), _number_of_seeds(record, schedule, name)]
+            for metric in METRICS:
+                means = [found.mean for other in LOSSES if (found := spreads[other, metric])]
+                best = max(means) if len(set(means)) > 1 else None
+                cells += [_spread_text(spreads[name, metric], best), self._paper(name, metric)]
+            rows.append(cells)
+        columns = [text for metric in METRICS for text in (metric, "paper")]
+        return markdown_table(["training loss", "learning rate", "seeds", *columns], rows)
+
+    def difference_table(self, record: Record, schedule: str) -> str:
+        rows = []
+        for name in LOSSES:
+            if name != OURS:
+                cells = [name]
+                for metric in METRICS:
+                    cells += [
+                        difference_text(record, schedule, name, metric),
+                        f"{self.paper_difference(name, metric):+.1f}",
+                    ]
+                rows.append(cells)
+        columns = [text for metric in METRICS for text in (metric, "paper")]
+        return markdown_table([f"{OURS} less", *columns], rows)
+
+    def paper_difference(self, other: str, metric: str) -> float:
+        """By how much AP-loss is above another loss in the paper's table."""
+        column = f"{self.group} / {metric}"
+        ours, theirs = (paper_value(LABEL, name, column) for name in (OURS, other))
+        assert ours is not None
+        assert theirs is not None
+        return ours - theirs
+
+    def _paper(self, name: str, metric: str) -> str:
+        return number(paper_value(LABEL, name, f"{self.group} / {metric}"))
+
+    def figure(self, record: Record, path: Path) -> None:
+        """AP50 and AP against the epoch: the mean, and from the lowest to the highest seed."""
+        drawn = new_figure(9, 7)
+        panels = drawn.subplots(len(SCHEDULES), len(_SHOWN), squeeze=False)
+        for schedule, row in zip(SCHEDULES, panels, strict=True):
+            for metric, axes in zip(_SHOWN, row, strict=True):
+                for name, loss in LOSSES.items():
+                    curve = _mean_curve(record, schedule, name, metric)
+                    epochs = sorted(curve)
+                    lows, means, highs = (
+                        [curve[epoch][part] for epoch in epochs] for part in range(3)
+                    )
+                    axes.fill_between(epochs, lows, highs, color=COLOURS[loss], alpha=0.2, lw=0)
+                    axes.plot(epochs, means, color=COLOURS[loss], marker=".", label=name)
+                axes.set_ylim(bottom=0)
+                label_axes(axes, f"{metric}, {schedule} schedule", "epoch", "percent")
+        panels[0][0].legend(frameon=False, fontsize=8)
+        save_figure(drawn, path)
+
+
+def values_of(record: Record, schedule: str, name: str, metric: str) -> list[float]:
+    """The last evaluation of each seed of a loss that is finished."""
+    return [
+        value
+        for result in _results(record, schedule, name)
+        if (value := (result["metrics"] or {}).get(metric)) is not None
+    ]
+
+
+def difference_text(record: Record, schedule: str, other: str, metric: str) -> str:
+    """AP-loss less another loss, with the interval if there are several seeds."""
+    ours, theirs = (values_of(record, schedule, name, metric) for name in (OURS, other))
+    if not ours or not theirs:
+        return NO_NUMBER
+    found = welch_interval(ours, theirs)
+    if found is None:
+        return f"{fmean(ours) - fmean(theirs):+.2f}"
+    return f"{found[0]:+.2f} ± {found[1]:.2f}"
+
+
+def reached(result: Mapping[str, Any], aim: float) -> tuple[float, float | None] | None:
+    """Epochs and seconds until AP50 is at least `aim` in an evaluation; None if it never is.
+
+    The seconds are the images up to then over the training's median rate.
+    """
+    training = result["training"]
+    for point in result["curve"]:
+        if (point.get("AP50") or 0.0) >= aim:
+            rate = training["images_per_second"]
+            return point["epoch"], point["epoch"] * training["images"] / rate if rate else None
+    return None
+
+
+def _keys(record: Record, schedule: str, name: str) -> list[str]:
+    return [key for key in record["plan"] if key.startswith(f"{schedule}: {name}: ")]
+
+
+def _results(record: Record, schedule: str, name: str) -> list[Any]:
+    """The results of the seeds that are finished."""
+    results = results_of(record)
+    return [results[key] for key in _keys(record, schedule, name) if key in results]
+
+
+def _configs(record: Record, schedule: str, name: str = "") -> Iterator[Any]:
+    """The settings of the rows that were run."""
+    for key in record["plan"]:
+        if key.startswith(f"{schedule}: {name}") and key in record["rows"]:
+            yield record["rows"][key]["settings"]["config"]
+
+
+def _rate(record: Record, schedule: str, name: str) -> str:
+    for config in _configs(record, schedule, f"{name}: "):
+        return f"{config['training']['learning_rate']:g}"
+    return NO_NUMBER
+
+
+def _length(record: Record, schedule: str) -> str:
+    for config in _configs(record, schedule):
+        return f": {counted(config['training']['epochs'], 'epoch')}"
+    return ""
+
+
+def _number_of_seeds(record: Record, schedule: str, name: str) -> str:
+    keys, done = _keys(record, schedule, name), len(_results(record, schedule, name))
+    num_failed = sum("error" in record["rows"].get(key, {}) for key in keys)
+    failed = f", {num_failed} failed" if num_failed else ""
+    return str(done) if done == len(keys) else f"{done} of {len(keys)}{failed}"
+
+
+def _spread_text(found: Spread | None, best: float | None) -> str:
+    if found is None:
+        return NO_NUMBER
+    text = number(found.mean, 2)
+    if found.mean == best:
+        text = f"**{text}**"
+    return text if found.deviation is None else f"{text} ± {found.deviation:.2f}"
+
+
+def _speed_table(record: Record, schedule: str) -> str:
+    rows = []
+    for name in LOSSES:
+        results = _results(record, schedule, name)
+        cells = [name]
+        for aim in AIMS:
+            times = [found for result in results if (found := reached(result, aim)) is not None]
+            seconds = [time for _, time in times if time is not None]
+            some = f" ({len(times)} of {len(results)})" if 0 < len(times) < len(results) else ""
+            cells.append(f"{fmean(epoch for epoch, _ in times):.1f}{some}" if times else NO_NUMBER)
+            cells.append(f"{fmean(seconds):,.0f}" if seconds else NO_NUMBER)
+        speeds = [speed for result in results if (speed := result["training"]["images_per_second"])]
+        rows.append([*cells, f"{fmean(speeds):,.0f}" if speeds else NO_NUMBER])
+    aims = [text for aim in AIMS for text in (f"epochs until AP50 {aim}", "seconds")]
+    return markdown_table(["training loss", *aims, "images per second"], rows)
+
+
+def _mean_curve(
+    record: Record, schedule: str, name: str, metric: str
+) -> dict[float, tuple[float, float, float]]:
+    """Lowest, mean and highest of the seeds by epoch."""
+    found: dict[float, list[float]] = {}
+    for result in _results(record, schedule, name):
+        for point in result["curve"]:
+            if point.get(metric) is not None:
+                found.setdefault(point["epoch"], []).append(point[metric])
+    return {epoch: (min(many), fmean(many), max(many)) for epoch, many in found.items()}
+
+
+def _notes(record: Record, name_of_rates: str) -> list[str]:
+    notes = [
+        f"The learning rate of each loss is the one that `{name_of_rates}` chose on a tenth of the "
+        "training split, never on the split that is evaluated here; without its record in the "
+        "folder, that of the scale.",
+        "±: the standard deviation over the seeds; of a difference, half of its 95 % interval "
+        "(Welch's t).",
+        "Epochs and seconds until AP50 is reached: by the evaluations on the way, mean over the "
+        "seeds that reach it. Seconds and images per second are by the median speed of a "
+        "training: without evaluations and checkpoints.",
+    ]
+    jobs = sorted({result["training"]["jobs"] for result in results_of(record).values()})
+    if jobs and jobs != [1]:
+        notes.append(
+            f"{' or '.join(map(str, jobs))} trainings shared the machine: each alone is faster."
+        )
+    return notes
+
+
+RETINANET = Evidence(
+    "evidence-retinanet",
+    "four losses at their best learning rates, seeds and schedules, RetinaNet",
+    rates.RETINANET,
+    "RetinaNet + PASCAL VOC",
+)
+SSD = Evidence(
+    "evidence-ssd",
+    "four losses at their best learning rates, seeds and schedules, SSD",
+    rates.SSD,
+    "SSD + PASCAL VOC",
+)
+
+
+def _experiment(evidence: Evidence) -> Experiment:
+    return Experiment(
+        name=evidence.name,
+        summary=evidence.title,
+        labels=(LABEL,),
+        plan=evidence.plan,
+        markdown=evidence.markdown,
+        figure=evidence.figure,
+        has_seeds=True,
+    )
+
+
+RETINANET_EXPERIMENT, SSD_EXPERIMENT = _experiment(RETINANET), _experiment(SSD)

@@ -1,0 +1,140 @@
+"""Several trainings at the same time, each in a process of `rankdet train`."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import IO
+
+from rankdet.config import Config, dump
+from rankdet.errors import counted
+from rankdet.experiments.arms import folders_of, has_outcome, has_run, keep_outcome, run_folder
+from rankdet.experiments.experiment import Request, Row, Stopped
+from rankdet.output import write_whole
+from rankdet.progress import say
+
+_SECONDS_BETWEEN_LOOKS = 0.2
+# As a training takes them; the last is unknown to Windows.
+_STOPPING = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+
+Running = dict[subprocess.Popen[bytes], Path]
+
+
+def rows_as_trained(rows: Sequence[Row], request: Request) -> Iterator[Row]:
+    """The rows, each as soon as it can be run, while their trainings run in processes.
+
+    One that is the outcome of its trainings comes when these are finished, and the others train on.
+    All else comes at the end, when nothing shares the machine: what works with the runs themselves,
+    and rows with a training that failed, which try it again and tell why. Stopped if a signal came,
+    after the rows that were finished by then; the trainings have saved themselves.
+    """
+    left = {row.key: row for row in rows}
+    unfinished = _unfinished(rows, request)
+
+    def ready() -> list[Row]:
+        found = [
+            row
+            for row in left.values()
+            if row.is_outcome and unfinished.keys().isdisjoint(folders_of(row, request))
+        ]
+        return [left.pop(row.key) for row in found]
+
+    yield from ready()
+    with closing(train_together(dict(unfinished), request)) as finished:
+        for folder in finished:
+            del unfinished[folder]
+            yield from ready()
+    yield from left.values()
+
+
+def _unfinished(rows: Sequence[Row], request: Request) -> dict[Path, Config]:
+    """What has to be trained, each once, in the order of the rows."""
+    found = {}
+    for row in rows:
+        for config in row.trainings:
+            folder = run_folder(config, request)
+            is_there = has_outcome if row.is_outcome else has_run
+            if not is_there(folder, config):
+                found[folder] = config
+    return found
+
+
+def train_together(configs: Mapping[Path, Config], request: Request) -> Generator[Path, None, None]:
+    """Train these, by their folders, request.jobs at a time; gives each folder when it is finished.
+
+    One that fails is passed over. A signal is handed on to the processes: they save themselves, and
+    Stopped comes when all have ended. So it does if one of them was stopped, after the others.
+    """
+    from rankdet.engine.stopping import StopRequest
+
+    waiting, status, is_told = dict(configs), 0, False
+    running: Running = {}
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest(is_silent=True))
+        stack.callback(_end, running)  # nothing goes on where this one ends by an error
+        while waiting or running:
+            if stop and not is_told:
+                say(f"A signal came: {counted(len(running), 'training')} end and save themselves.")
+                waiting, status, is_told = {}, stop.exit_code, True
+                for process in running:
+                    process.terminate()
+            while waiting and len(running) < request.jobs and not stop:
+                path = next(iter(waiting))
+                say(f"Training {path.name}; it speaks in {path}.log")
+                running[_started(path, waiting.pop(path), request, stack)] = path
+            for process in [process for process in running if process.poll() is not None]:
+                path = running.pop(process)
+                if process.returncode == 0:
+                    keep_outcome(path, configs[path], request)
+                elif ended := _signal_status(process.returncode):
+                    waiting, status = {}, status or ended
+                left = counted(len(waiting) + len(running), "training")
+                how = "finished" if process.returncode == 0 else f"ended ({process.returncode})"
+                say(f"{path.name} {how}; {left} of {len(configs)} left.")
+                if process.returncode == 0:
+                    yield path
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    if status:
+        raise Stopped(status)
+
+
+def _signal_status(code: int) -> int:
+    """The status of a process that a signal has stopped, as shells call it; 0 for any other end.
+
+    >>> [_signal_status(code) for code in (143, -15, -9, 1, 0)]
+    [143, 143, 0, 0, 0]
+    """
+    number = code - 128 if code > 128 else -code
+    return 128 + number if number in _STOPPING else 0
+
+
+def _end(running: Running) -> None:
+    for process in running:
+        process.terminate()
+    for process in running:
+        process.wait()
+
+
+def _started(
+    path: Path, config: Config, request: Request, stack: ExitStack
+) -> subprocess.Popen[bytes]:
+    """A process of `rankdet train` with these settings."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(Path(f"{path}.yaml"), dump(config).encode())
+    log: IO[bytes] = stack.enter_context(Path(f"{path}.log").open("ab"))  # noqa: SIM115
+    command = _command(path, request)
+    return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+
+def _command(path: Path, request: Request) -> list[str]:
+    from rankdet.workflows.run import is_run
+
+    words = [sys.executable, "-m", "rankdet", "train", "--config", f"{path}.yaml"]
+    words += ["--out", str(path)]
+    words += ["--device", request.device] if request.device else []
+    return [*words, "--resume"] if is_run(path) else words

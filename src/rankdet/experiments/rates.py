@@ -1,0 +1,231 @@
+"""The learning rate of each loss, chosen on a tenth of the training images: RetinaNet and SSD.
+
+Each of the four losses is trained in the short schedule at several learning rates, without a tenth
+of the training split, and judged on that tenth. So the validation split chooses nothing: `evidence`
+trains at the rates that were best here. The figure shows how sensitive each loss is to its rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rankdet.config import Config, merge, to_dict
+from rankdet.errors import ConfigError, TrainingError, counted
+from rankdet.experiments.arms import outcome
+from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
+from rankdet.experiments.experiment import Experiment, Record, Request, Row, read_record, results_of
+from rankdet.experiments.figures import label_axes, new_figure, save_figure
+from rankdet.experiments.losses import loss_changes
+from rankdet.experiments.scales import Training, base_config, with_changes
+from rankdet.experiments.schedules import SHORT, schedules, with_schedule
+from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
+
+# At voc320, for the images of a step.
+RATES = {"retinanet": (0.0025, 0.005, 0.01, 0.02), "ssd": (0.0005, 0.001, 0.002, 0.004)}
+# Further ones, by detector and loss: where the best was at the edge of those above.
+MORE_RATES: dict[tuple[str, str], tuple[float, ...]] = {}
+# At the other scales, times the scale's own rate.
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+# The share of the training images; smoke has so few that none would be held out of a tenth.
+HELD_OUT = {"smoke": 0.3, "tiny": 0.1, "voc320": 0.1, "paper": 0.1}
+_CHOSEN_BY = "AP"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The learning rates of the four losses with one detector."""
+
+    name: str
+    title: str
+    detector: str
+
+    def plan(self, request: Request) -> list[Row]:
+        """A row for each loss and rate."""
+        rows = []
+        for name, loss in LOSSES.items():
+            for rate in rates_of(self.detector, loss, request):
+                config = self._config(loss, rate, request)
+                rows.append(
+                    Row(
+                        key=f"{name}: {rate:g}",
+                        settings={"config": to_dict(config)},
+                        run=partial(_result, config, request),
+                        trainings=(config,),
+                        is_outcome=True,
+                    )
+                )
+        return rows
+
+    def _config(self, loss: str, rate: float, request: Request) -> Config:
+        data = {"hold_out": HELD_OUT[request.scale], "val_split": None}
+        config = tuned_config(self.detector, loss, rate, SHORT, request)
+        return with_changes(request, merge(config, {"data": data, "evaluation": {"every": 0}}))
+
+    def markdown(self, record: Record) -> str:
+        chosen = chosen_rates(record)
+        rows = []
+        for name, loss in LOSSES.items():
+            tried = tried_rates(record, loss)
+            for rate, key in sorted(tried.items()):
+                mark = ""
+                if chosen.get(loss) == rate:
+                    is_edge = rate in (min(tried), max(tried))
+                    mark = "chosen, **at the edge of what was tried**" if is_edge else "chosen"
+                rows.append([name, f"{rate:g}", *_texts(record, key), mark])
+        heading = ["training loss", "learning rate", *METRICS, "choice by AP"]
+        return page(record, self.title, [markdown_table(heading, rows)], _notes(record))
+
+    def figure(self, record: Record, path: Path) -> None:
+        """AP against the learning rate, a line for each loss."""
+        results, chosen = results_of(record), chosen_rates(record)
+        drawn = new_figure(5.5, 3.8)
+        axes = drawn.subplots()
+        for name, loss in LOSSES.items():
+            points = {
+                rate: value
+                for rate, key in sorted(tried_rates(record, loss).items())
+                if (value := _value(results.get(key), _CHOSEN_BY)) is not None
+            }
+            axes.plot([*points], [*points.values()], color=COLOURS[loss], marker=".", label=name)
+            if (best := chosen.get(loss)) is not None:
+                axes.plot([best], [points[best]], color=COLOURS[loss], marker="o", markersize=9)
+        axes.set_xscale("log")
+        axes.set_ylim(bottom=0)
+        label_axes(axes, self.title, "learning rate", f"{_CHOSEN_BY} in percent")
+        axes.legend(frameon=False, fontsize=8)
+        save_figure(drawn, path)
+
+
+def tuned_config(detector: str, loss: str, rate: float, schedule: str, request: Request) -> Config:
+    """The settings of a training with this loss and rate in a schedule, without the user's --set.
+
+    rate: for the images of a step, as it is used.
+    """
+    base = base_config(request, Training(detector=detector))
+    config = with_schedule(base, schedules(request.scale, base.training.epochs)[schedule])
+    training = {"learning_rate": rate, "reference_batch_size": base.training.batch_size}
+    changes = {**loss_changes(loss, detector), "training": training}
+    return merge(config, {**changes, "evaluation": {"pictures": False}})
+
+
+def rates_of(detector: str, loss: str, request: Request) -> tuple[float, ...]:
+    """The learning rates that are tried, in ascending order."""
+    if request.scale == "voc320":
+        return tuple(sorted({*RATES[detector], *MORE_RATES.get((detector, loss), ())}))
+    return tuple(_usual_rate(detector, loss, request) * factor for factor in FACTORS)
+
+
+def _usual_rate(detector: str, loss: str, request: Request) -> float:
+    """The scale's own learning rate for the images of a step."""
+    training = base_config(request, Training(detector=detector), loss).training
+    return training.learning_rate * training.batch_size / training.reference_batch_size
+
+
+def tried_rates(record: Record, loss: str) -> dict[float, str]:
+    """The rows of a loss that a record has, by learning rate."""
+    found = {}
+    for key in record["plan"]:
+        if key in record["rows"]:
+            config = record["rows"][key]["settings"]["config"]
+            if config["loss"]["name"] == loss:
+                found[config["training"]["learning_rate"]] = key
+    return found
+
+
+def chosen_rates(record: Record) -> dict[str, float]:
+    """The best of the rates of each loss, by AP; the lower one of two that are equally good."""
+    results = results_of(record)
+    best: dict[str, float] = {}
+    for loss in LOSSES.values():
+        values = {
+            rate: value
+            for rate, key in sorted(tried_rates(record, loss).items())
+            if (value := _value(results.get(key), _CHOSEN_BY)) is not None
+        }
+        if values:
+            best[loss] = max(values, key=values.__getitem__)
+    return best
+
+
+def best_rates(rates: Rates, request: Request) -> dict[str, float]:
+    """The learning rate of each loss: chosen by the record in the folder, or else the scale's own.
+
+    ConfigError if there is a record that cannot choose: of another scale, or not finished.
+    """
+    file = request.out / f"{rates.name}.json"
+    if not file.exists():
+        return {loss: _usual_rate(rates.detector, loss, request) for loss in LOSSES.values()}
+    record = read_record(file)
+    if record["request"].get("scale") != request.scale:
+        raise ConfigError(
+            f"{file}: it is of the scale {record['request'].get('scale')}, and the learning rates "
+            f"of {request.scale} are wanted. Give another folder with --out."
+        )
+    left = [key for key in record["plan"] if "result" not in record["rows"].get(key, {})]
+    chosen = chosen_rates(record)
+    left += sorted(set(LOSSES.values()) - chosen.keys())
+    if left:
+        raise ConfigError(
+            f"{file}: it is not finished, and the learning rates are chosen by it; missing: "
+            f"{', '.join(left)}. Go on with it first: rankdet reproduce {rates.name} --scale "
+            f"{request.scale} --out {request.out}, with the same --voc and --weights."
+        )
+    return chosen
+
+
+def _result(config: Config, request: Request) -> Mapping[str, Any]:
+    """The outcome; that a training does not survive its rate is one, too, and not tried again."""
+    try:
+        return outcome(config, request)
+    except TrainingError as error:
+        return {"metrics": None, "diverged": str(error)}
+
+
+def _value(result: Mapping[str, Any] | None, metric: str) -> float | None:
+    metrics = (result or {}).get("metrics") or {}
+    value: float | None = metrics.get(metric)
+    return value
+
+
+def _texts(record: Record, key: str) -> Sequence[str]:
+    """The cells of a row: the metrics, or why there are none."""
+    result = results_of(record).get(key)
+    if result is not None and "diverged" in result:
+        return ["diverged", *[NO_NUMBER] * (len(METRICS) - 1)]
+    if text := missing_text(record, key):
+        return [text, *[NO_NUMBER] * (len(METRICS) - 1)]
+    return [number(_value(result, metric)) for metric in METRICS]
+
+
+def _notes(record: Record) -> list[str]:
+    configs = [row["settings"]["config"] for row in record["rows"].values()]
+    notes = [
+        "Trained without a tenth of the training split and judged on that tenth; the validation "
+        "split is not looked at."
+    ]
+    if configs:
+        training = configs[0]["training"]
+        notes.append(
+            f"{counted(training['epochs'], 'epoch')}, {training['batch_size']} images in a step, "
+            "for which the learning rates are."
+        )
+    return notes
+
+
+def _experiment(rates: Rates) -> Experiment:
+    return Experiment(rates.name, rates.title, (), rates.plan, rates.markdown, rates.figure)
+
+
+RETINANET = Rates(
+    "rates-retinanet",
+    "four losses at several learning rates, RetinaNet, judged on a tenth of train",
+    "retinanet",
+)
+SSD = Rates(
+    "rates-ssd", "four losses at several learning rates, SSD, judged on a tenth of train", "ssd"
+)
+RETINANET_EXPERIMENT, SSD_EXPERIMENT = _experiment(RETINANET), _experiment(SSD)
