@@ -499,3 +499,20 @@ def test_the_time_of_who_gets_the_outputs_does_not_count(monkeypatch: pytest.Mon
 
     found = run(View(FakeLoader()), detector=SlowSeer(), on_outputs=look)
     assert found.seconds == found.network_seconds == 3 * 2.0
+
+
+def test_a_detector_that_was_compiled_for_training_runs_as_it_is_written() -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    detector = Seer()
+    detector.norm.compile(backend=backend)
+    layer = detector.norm
+    detector.boxes_of = lambda image: Seer.boxes_of(detector, image * (layer(image[None])[0] > -9))  # type: ignore[method-assign]
+    check(run(View(FakeLoader()), detector=detector))
+    assert compiled == []
+    detector.norm(torch.rand(2, 3, 4, 4))
+    assert len(compiled) == 1

@@ -120,7 +120,7 @@ def detect(
     network_seconds = aside = 0.0
     run = _Network(detector, torch.device(device), channels_last)
     # Not inference_mode: anchors that a detector keeps for later could then not be trained with.
-    with _evaluation_mode(detector), torch.no_grad():
+    with _evaluation_mode(detector), _as_written(detector), torch.no_grad():
         rounds = zip(*(view.loader.epoch(0) for view in views), strict=True)
         while True:
             with processes.together():
@@ -329,6 +329,20 @@ def _check_finite(stages: list[Predictions], names: Sequence[str]) -> None:
         f"{listed(affected, _MOST_NAMES)}: the detector's outputs are not finite (NaN or "
         "infinite). Its weights are damaged: take another checkpoint."
     )
+
+
+@contextmanager
+def _as_written(detector: nn.Module) -> Iterator[None]:
+    """Without compiling, where the detector was compiled for training.
+
+    It would be compiled again for float32, and again for a smaller last batch: minutes for seconds
+    of work. And the numbers are those of `rankdet evaluate`, which compiles nothing.
+    """
+    if all(module._compiled_call_impl is None for module in detector.modules()):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextmanager
