@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rankdet.errors import RankdetError, TrainingError
+from rankdet.errors import ConfigError, RankdetError, TrainingError
 from rankdet.experiments.experiment import (
     Experiment,
     Record,
@@ -270,3 +270,24 @@ def test_the_request_in_a_record_does_not_say_where_it_was_run(request_: Request
     settings = replace(request_, device="cuda", jobs=4, out=Path("elsewhere")).settings()
     assert settings == request_.settings()
     json.dumps(settings)
+
+
+def test_only_the_rows_that_were_asked_for_are_run_and_the_others_come_later(
+    study: Study, request_: Request
+) -> None:
+    record = reproduce(study.experiment, replace(request_, rows="b"))
+    assert study.calls == ["b"]
+    assert record["plan"] == ["a", "b"]
+    assert list(record["rows"]) == ["b"]
+    assert "Not run yet: a." in (request_.out / "study.md").read_text()
+    reproduce(study.experiment, request_)
+    assert list(read_record(request_.out / "study.json")["rows"]) == ["a", "b"]
+    assert study.calls == ["b", "a"]
+
+
+def test_rows_that_no_row_is_called_are_refused_with_those_that_there_are(
+    study: Study, request_: Request
+) -> None:
+    with pytest.raises(ConfigError, match=r"--rows c: no row of study has .*: a, b\."):
+        reproduce(study.experiment, replace(request_, rows="c"))
+    assert not (request_.out / "study.json").exists()

@@ -30,6 +30,7 @@ LONG = ("batch-size", "rois")
 SHORT = (
     *("training.max_steps=2", "training.batch_size=2", "training.accumulate=1"),
     *("training.epochs=1", "training.warmup_steps=1", "data.size=64", "data.workers=0"),
+    "training.compile=false",
     *("detector.backbone=small", "detector.weights=none", "detector.norm=group"),
     *("detector.head_norm=group", "detector.frozen_stages=0", "evaluation.every=0"),
     *("evaluation.batch_size=4", "evaluation.pictures=false", "data.augmentation=flip"),
@@ -102,8 +103,9 @@ def no_figure(record: Record, path: Path) -> None:
 
 def check_ends(item: Experiment, request: Request) -> None:
     """Run it; all rows that were asked for have results, and files for servers are there."""
-    if item.name.startswith("evidence"):  # some rows of `rates` alone cannot choose for it
-        request = replace(request, out=request.out / "evidence")
+    if item.name.startswith("evidence") or item.name.endswith("-long"):
+        # Some rows of `rates` alone cannot choose for it.
+        request = replace(request, out=request.out / item.name)
     rows = item.plan(request)
     ends = rows if len(rows) <= MOST_ROWS else [rows[0], rows[len(rows) // 2], rows[-1]]
     record = reproduce(replace(item, plan=lambda _: ends, figure=no_figure), request)

@@ -36,29 +36,37 @@ _SHOWN = ("AP50", "AP")
 
 @dataclass(frozen=True)
 class Evidence:
-    """The four losses with one detector, at the learning rates that `tuning` has chosen.
+    """The four losses with one detector, at the learning rates that were chosen for each schedule.
 
     group: the heading of its columns in the paper's table.
     """
 
     name: str
     title: str
-    tuning: rates.Rates
+    tunings: Mapping[str, rates.Rates]
     group: str
+
+    @property
+    def detector(self) -> str:
+        """The detector as the paper writes it."""
+        return self.group.partition(" + ")[0]
 
     def plan(self, request: Request) -> list[Row]:
         """A row for each schedule, loss and seed."""
-        chosen = rates.best_rates(self.tuning, request)
+        chosen = {
+            schedule: rates.best_rates(self.tunings[schedule], request) for schedule in SCHEDULES
+        }
         seeds = range(request.seed, request.seed + request.seeds)
         return [
-            self._row(schedule, name, chosen[loss], seed, request)
+            self._row(schedule, name, chosen[schedule][loss], seed, request)
             for schedule in SCHEDULES
             for seed in seeds  # before the losses: what is finished first has one of each
             for name, loss in LOSSES.items()
         ]
 
     def _row(self, schedule: str, name: str, rate: float, seed: int, request: Request) -> Row:
-        config = rates.tuned_config(self.tuning.detector, LOSSES[name], rate, schedule, request)
+        detector = self.tunings[schedule].detector
+        config = rates.tuned_config(detector, LOSSES[name], rate, schedule, request)
         config = with_changes(request, replace(config, seed=seed))
         return Row(
             key=f"{schedule}: {name}: seed {seed}",
@@ -72,29 +80,23 @@ class Evidence:
         body = []
         for schedule in SCHEDULES:
             body += [
-                f"## {schedule.capitalize()} schedule{_length(record, schedule)}",
+                f"## {schedule_title(record, schedule).capitalize()}",
                 self.accuracy_table(record, schedule),
                 f"{OURS} less each other loss, with the 95 % interval of the difference:",
                 self.difference_table(record, schedule),
                 "On the way:",
                 _speed_table(record, schedule),
             ]
-        return page(record, self.title, body, [*_notes(record, self.tuning.name), caption(LABEL)])
+        return page(record, self.title, body, [*_notes(record, self.tunings), caption(LABEL)])
 
     def accuracy_table(self, record: Record, schedule: str) -> str:
         """Mean and standard deviation over the seeds, and the paper's number beside them."""
-        spreads = {
-            (name, metric): spread(values_of(record, schedule, name, metric))
-            for name in LOSSES
-            for metric in METRICS
-        }
+        texts = accuracy_texts(record, schedule)
         rows = []
         for name in LOSSES:
-            cells = [name, _rate(record, schedule, name), _number_of_seeds(record, schedule, name)]
+            cells = [name, _rate(record, schedule, name), number_of_seeds(record, schedule, name)]
             for metric in METRICS:
-                means = [found.mean for other in LOSSES if (found := spreads[other, metric])]
-                best = max(means) if len(set(means)) > 1 else None
-                cells += [_spread_text(spreads[name, metric], best), self._paper(name, metric)]
+                cells += [texts[name, metric], self._paper(name, metric)]
             rows.append(cells)
         columns = [text for metric in METRICS for text in (metric, "paper")]
         return markdown_table(["training loss", "learning rate", "seeds", *columns], rows)
@@ -153,6 +155,24 @@ def values_of(record: Record, schedule: str, name: str, metric: str) -> list[flo
     ]
 
 
+def accuracy_texts(record: Record, schedule: str) -> dict[tuple[str, str], str]:
+    """Mean ± standard deviation over the seeds, by loss and metric; the best mean is bold."""
+    texts: dict[tuple[str, str], str] = {}
+    for metric in METRICS:
+        spreads = {name: spread(values_of(record, schedule, name, metric)) for name in LOSSES}
+        means = [found.mean for found in spreads.values() if found]
+        best = max(means) if len(set(means)) > 1 else None
+        texts |= {(name, metric): _spread_text(spreads[name], best) for name in LOSSES}
+    return texts
+
+
+def best_other(record: Record, schedule: str, metric: str) -> str | None:
+    """The loss with the highest mean but AP-loss; None if no other one has a number."""
+    found = {name: values_of(record, schedule, name, metric) for name in LOSSES if name != OURS}
+    means = {name: fmean(values) for name, values in found.items() if values}
+    return max(means, key=means.__getitem__) if means else None
+
+
 def difference_text(record: Record, schedule: str, other: str, metric: str) -> str:
     """AP-loss less another loss, with the interval if there are several seeds."""
     ours, theirs = (values_of(record, schedule, name, metric) for name in (OURS, other))
@@ -200,13 +220,16 @@ def _rate(record: Record, schedule: str, name: str) -> str:
     return NO_NUMBER
 
 
-def _length(record: Record, schedule: str) -> str:
+def schedule_title(record: Record, schedule: str) -> str:
+    """The name of a schedule, with its length if a row of it was run."""
+    title = f"{schedule} schedule"
     for config in _configs(record, schedule):
-        return f": {counted(config['training']['epochs'], 'epoch')}"
-    return ""
+        return f"{title}: {counted(config['training']['epochs'], 'epoch')}"
+    return title
 
 
-def _number_of_seeds(record: Record, schedule: str, name: str) -> str:
+def number_of_seeds(record: Record, schedule: str, name: str) -> str:
+    """How many seeds of a loss are finished; of how many, if some are not."""
     keys, done = _keys(record, schedule, name), len(_results(record, schedule, name))
     num_failed = sum("error" in record["rows"].get(key, {}) for key in keys)
     failed = f", {num_failed} failed" if num_failed else ""
@@ -251,11 +274,12 @@ def _mean_curve(
     return {epoch: (min(many), fmean(many), max(many)) for epoch, many in found.items()}
 
 
-def _notes(record: Record, name_of_rates: str) -> list[str]:
+def _notes(record: Record, tunings: Mapping[str, rates.Rates]) -> list[str]:
+    names = " and ".join(f"`{tuning.name}`" for tuning in tunings.values())
     notes = [
-        f"The learning rate of each loss is the one that `{name_of_rates}` chose on a tenth of the "
-        "training split, never on the split that is evaluated here; without its record in the "
-        "folder, that of the scale.",
+        f"The learning rates of each loss are those that {names} chose on a tenth of the training "
+        "split, never on the split that is evaluated here; without their records in the folder, "
+        "those of the scale.",
         "±: the standard deviation over the seeds; of a difference, half of its 95 % interval "
         "(Welch's t).",
         "Epochs and seconds until AP50 is reached: by the evaluations on the way, mean over the "
@@ -273,13 +297,13 @@ def _notes(record: Record, name_of_rates: str) -> list[str]:
 RETINANET = Evidence(
     "evidence-retinanet",
     "four losses at their best learning rates, seeds and schedules, RetinaNet",
-    rates.RETINANET,
+    {SHORT: rates.RETINANET, LONG: rates.RETINANET_LONG},
     "RetinaNet + PASCAL VOC",
 )
 SSD = Evidence(
     "evidence-ssd",
     "four losses at their best learning rates, seeds and schedules, SSD",
-    rates.SSD,
+    {SHORT: rates.SSD, LONG: rates.SSD_LONG},
     "SSD + PASCAL VOC",
 )
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdet.config import Config
-from rankdet.errors import RankdetError, TrainingError, counted, shorten
+from rankdet.errors import ConfigError, RankdetError, TrainingError, counted, shorten
 from rankdet.experiments.figures import FIGURE_MARK
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.progress import say
@@ -49,7 +49,8 @@ class Request:
     weights: a file for the backbones, in place of the scale's choice. jobs: trainings at the same
     time. changes: `section.key=value`, for every training, after everything else. seeds: how many
     trainings differ in the seed alone, where an experiment has several. deletes_runs: the folder of
-    a training is deleted when its rows are recorded, if it was not finished before.
+    a training is deleted when its rows are recorded, if it was not finished before. rows: run only
+    those with these words in their name; the others wait, or stay as they are.
     """
 
     scale: str
@@ -63,6 +64,7 @@ class Request:
     changes: tuple[str, ...] = ()
     seeds: int = 3
     deletes_runs: bool = False
+    rows: str = ""
 
     def settings(self) -> dict[str, Any]:
         """What the results depend on, ready for JSON; not where and how fast they are made.
@@ -138,6 +140,11 @@ def reproduce(
     """
     rows = experiment.plan(request)
     assert len({row.key for row in rows}) == len(rows), "each row has its own name"
+    if not any(request.rows in row.key for row in rows):
+        raise ConfigError(
+            f"--rows {request.rows}: no row of {experiment.name} has that in its name. The rows: "
+            f"{', '.join(row.key for row in rows)}."
+        )
     request.out.mkdir(parents=True, exist_ok=True)
     with _alone_with(request.out, experiment.name):
         record = _begun_record(experiment, request, rows, is_forced)
@@ -145,6 +152,7 @@ def reproduce(
         if len(waiting) < len(rows):
             done = counted(len(rows) - len(waiting), "row")
             say(f"{experiment.name}: {done} of {len(rows)} finished before, and kept.")
+        waiting = [row for row in waiting if request.rows in row.key]
         if request.jobs > 1 and not experiment.has_trainings:
             say(
                 f"{experiment.name}: --jobs {request.jobs} is not used: its rows are trained or "
@@ -166,12 +174,17 @@ def write_views(experiment: Experiment, record: Record, out: Path) -> list[Path]
     table = _file(experiment, out).with_suffix(".md")
     text = f"{_MARKDOWN_MARK} {experiment.name} -->\n\n{experiment.markdown(record)}"
     write_whole(table, f"{text.rstrip()}\n".encode())
+    figure = table.with_suffix(".png")
+    write_whole(figure, figure_bytes(experiment, record))
+    return [table, figure]
+
+
+def figure_bytes(experiment: Experiment, record: Record) -> bytes:
+    """The PNG file of a record's figure."""
     with tempfile.TemporaryDirectory() as folder:  # so that no half of a picture is seen
         drawn = Path(folder) / "figure.png"
         experiment.figure(record, drawn)
-        figure = table.with_suffix(".png")
-        write_whole(figure, drawn.read_bytes())
-    return [table, figure]
+        return drawn.read_bytes()
 
 
 def refuse_foreign_views(experiment: Experiment, out: Path, *, is_forced: bool = False) -> None:

@@ -1,8 +1,9 @@
 """The learning rate of each loss, chosen on a tenth of the training images: RetinaNet and SSD.
 
 Each of the four losses is trained in the short schedule at several learning rates, without a tenth
-of the training split, and judged on that tenth. So the validation split chooses nothing: `evidence`
-trains at the rates that were best here. The figure shows how sensitive each loss is to its rate.
+of the training split, and judged on that tenth; then at its two best ones in the long schedule,
+whose best rate may be another. So the validation split chooses nothing: `evidence` trains at the
+rates that were best here. The figure shows how sensitive each loss is to its rate.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rankdet.config import Config, merge, to_dict
+from rankdet.config import Config, from_dict, merge, to_dict
+from rankdet.config.effects import training_name, validation_name
 from rankdet.errors import ConfigError, TrainingError, counted
 from rankdet.experiments.arms import outcome
 from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
@@ -21,7 +23,7 @@ from rankdet.experiments.experiment import Experiment, Record, Request, Row, rea
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import loss_changes
 from rankdet.experiments.scales import Training, base_config, with_changes
-from rankdet.experiments.schedules import SHORT, schedules, with_schedule
+from rankdet.experiments.schedules import LONG, SHORT, schedules, with_schedule
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 
 # At voc320, for the images of a step.
@@ -32,22 +34,30 @@ MORE_RATES: dict[tuple[str, str], tuple[float, ...]] = {}
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 # The share of the training images; smoke has so few that none would be held out of a tenth.
 HELD_OUT = {"smoke": 0.3, "tiny": 0.1, "voc320": 0.1, "paper": 0.1}
+# How many of the short schedule's rates are tried in the long one.
+NUM_KEPT = 2
 _CHOSEN_BY = "AP"
 
 
 @dataclass(frozen=True)
 class Rates:
-    """The learning rates of the four losses with one detector."""
+    """The learning rates of the four losses with one detector, in one schedule.
+
+    first: that of the short schedule, of whose rates the best two of each loss are tried here;
+    None: all are tried.
+    """
 
     name: str
     title: str
     detector: str
+    schedule: str = SHORT
+    first: Rates | None = None
 
     def plan(self, request: Request) -> list[Row]:
         """A row for each loss and rate."""
         rows = []
         for name, loss in LOSSES.items():
-            for rate in rates_of(self.detector, loss, request):
+            for rate in self._tried(loss, request):
                 config = self._config(loss, rate, request)
                 rows.append(
                     Row(
@@ -60,9 +70,14 @@ class Rates:
                 )
         return rows
 
+    def _tried(self, loss: str, request: Request) -> Sequence[float]:
+        if self.first is not None and (record := _finished_record(self.first, request)):
+            return sorted(_by_value(record, loss)[:NUM_KEPT])
+        return rates_of(self.detector, loss, request)
+
     def _config(self, loss: str, rate: float, request: Request) -> Config:
         data = {"hold_out": HELD_OUT[request.scale], "val_split": None}
-        config = tuned_config(self.detector, loss, rate, SHORT, request)
+        config = tuned_config(self.detector, loss, rate, self.schedule, request)
         return with_changes(request, merge(config, {"data": data, "evaluation": {"every": 0}}))
 
     def markdown(self, record: Record) -> str:
@@ -137,28 +152,44 @@ def tried_rates(record: Record, loss: str) -> dict[float, str]:
 
 
 def chosen_rates(record: Record) -> dict[str, float]:
-    """The best of the rates of each loss, by AP; the lower one of two that are equally good."""
+    """The best of the rates of each loss that has one."""
+    ordered = {loss: _by_value(record, loss) for loss in LOSSES.values()}
+    return {loss: rates[0] for loss, rates in ordered.items() if rates}
+
+
+def _by_value(record: Record, loss: str) -> list[float]:
+    """The rates that a loss survives, best first by AP; the lower one of two equally good ones."""
     results = results_of(record)
-    best: dict[str, float] = {}
-    for loss in LOSSES.values():
-        values = {
-            rate: value
-            for rate, key in sorted(tried_rates(record, loss).items())
-            if (value := _value(results.get(key), _CHOSEN_BY)) is not None
-        }
-        if values:
-            best[loss] = max(values, key=values.__getitem__)
-    return best
+    values = {
+        rate: value
+        for rate, key in sorted(tried_rates(record, loss).items())
+        if (value := _value(results.get(key), _CHOSEN_BY)) is not None
+    }
+    return sorted(values, key=values.__getitem__, reverse=True)
 
 
 def best_rates(rates: Rates, request: Request) -> dict[str, float]:
     """The learning rate of each loss: chosen by the record in the folder, or else the scale's own.
 
-    ConfigError if there is a record that cannot choose: of another scale, or not finished.
+    Without a record of the long schedule, that of the short one chooses. ConfigError if there is a
+    record that cannot choose: see `_finished_record`.
+    """
+    if (record := _finished_record(rates, request)) is not None:
+        return chosen_rates(record)
+    if rates.first is not None:
+        return best_rates(rates.first, request)
+    return {loss: _usual_rate(rates.detector, loss, request) for loss in LOSSES.values()}
+
+
+def _finished_record(rates: Rates, request: Request) -> Record | None:
+    """The record in the folder of the request; None if there is none.
+
+    ConfigError if it cannot choose: of another scale, not finished, or without a rate that a loss
+    survives.
     """
     file = request.out / f"{rates.name}.json"
     if not file.exists():
-        return {loss: _usual_rate(rates.detector, loss, request) for loss in LOSSES.values()}
+        return None
     record = read_record(file)
     if record["request"].get("scale") != request.scale:
         raise ConfigError(
@@ -166,15 +197,18 @@ def best_rates(rates: Rates, request: Request) -> dict[str, float]:
             f"of {request.scale} are wanted. Give another folder with --out."
         )
     left = [key for key in record["plan"] if "result" not in record["rows"].get(key, {})]
-    chosen = chosen_rates(record)
-    left += sorted(set(LOSSES.values()) - chosen.keys())
     if left:
         raise ConfigError(
             f"{file}: it is not finished, and the learning rates are chosen by it; missing: "
             f"{', '.join(left)}. Go on with it first: rankdet reproduce {rates.name} --scale "
             f"{request.scale} --out {request.out}, with the same --voc and --weights."
         )
-    return chosen
+    if lost := [name for name, loss in LOSSES.items() if not _by_value(record, loss)]:
+        raise ConfigError(
+            f"{file}: no learning rate has an AP of {', '.join(lost)}: all that were tried "
+            "diverged. Give another folder with --out, in which the scale's own rates are taken."
+        )
+    return record
 
 
 def _result(config: Config, request: Request) -> Mapping[str, Any]:
@@ -202,30 +236,28 @@ def _texts(record: Record, key: str) -> Sequence[str]:
 
 
 def _notes(record: Record) -> list[str]:
-    configs = [row["settings"]["config"] for row in record["rows"].values()]
-    notes = [
-        "Trained without a tenth of the training split and judged on that tenth; the validation "
-        "split is not looked at."
-    ]
-    if configs:
-        training = configs[0]["training"]
-        notes.append(
-            f"{counted(training['epochs'], 'epoch')}, {training['batch_size']} images in a step, "
-            "for which the learning rates are."
-        )
-    return notes
+    for row in record["rows"].values():
+        config = from_dict(row["settings"]["config"])
+        return [
+            f"Trained on {training_name(config.data)}, judged on {validation_name(config.data)}.",
+            f"{counted(config.training.epochs, 'epoch')}, {config.training.batch_size} images in a "
+            "step, for which the learning rates are.",
+        ]
+    return []
 
 
 def _experiment(rates: Rates) -> Experiment:
     return Experiment(rates.name, rates.title, (), rates.plan, rates.markdown, rates.figure)
 
 
-RETINANET = Rates(
-    "rates-retinanet",
-    "four losses at several learning rates, RetinaNet, judged on a tenth of train",
-    "retinanet",
-)
-SSD = Rates(
-    "rates-ssd", "four losses at several learning rates, SSD, judged on a tenth of train", "ssd"
+_TITLE = "four losses at several learning rates, {}, judged on a tenth of train"
+_LONG_TITLE = "four losses at their two best learning rates, {}, long schedule, judged on a tenth"
+
+RETINANET = Rates("rates-retinanet", _TITLE.format("RetinaNet"), "retinanet")
+SSD = Rates("rates-ssd", _TITLE.format("SSD"), "ssd")
+RETINANET_LONG, SSD_LONG = (
+    Rates(f"{first.name}-long", _LONG_TITLE.format(text), first.detector, LONG, first)
+    for first, text in ((RETINANET, "RetinaNet"), (SSD, "SSD"))
 )
 RETINANET_EXPERIMENT, SSD_EXPERIMENT = _experiment(RETINANET), _experiment(SSD)
+RETINANET_LONG_EXPERIMENT, SSD_LONG_EXPERIMENT = map(_experiment, (RETINANET_LONG, SSD_LONG))

@@ -198,6 +198,7 @@ def _voc320(request: Request, training: Training) -> Config:
             milestones=(9.0, 11.0),
             warmup_steps=200,
             clip_norm=10.0,
+            compile=True,
         ),
         evaluation=replace(
             base.evaluation,

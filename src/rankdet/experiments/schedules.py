@@ -20,7 +20,7 @@ class Schedule:
     every: int
 
 
-_VOC320 = {SHORT: Schedule(8, 1), LONG: Schedule(24, 2)}
+_VOC320 = {SHORT: Schedule(6, 1), LONG: Schedule(18, 2)}
 
 
 def schedules(scale: str, usual_epochs: int) -> dict[str, Schedule]:

@@ -56,7 +56,8 @@ def welch_interval(
     total = sum(part for part, _ in parts)
     if total == 0:
         return difference, 0.0
-    freedom = total**2 / sum(part**2 / degrees for part, degrees in parts)
+    # By shares, whose squares do not vanish.
+    freedom = 1 / sum((part / total) ** 2 / degrees for part, degrees in parts)
     return difference, t_quantile((1 + confidence) / 2, freedom) * math.sqrt(total)
 
 
