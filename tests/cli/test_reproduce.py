@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rankdet.errors import RankdetError, TrainingError
 from rankdet.experiments import experiment as experiments
 from rankdet.experiments.experiment import Experiment, Request, Stopped
 from rankdet.experiments.items import EXPERIMENTS
+from rankdet.experiments.results_page import PART_BEGIN, PART_END
 
 
 def invoke(*arguments: str) -> Result:
@@ -52,7 +55,7 @@ def test_an_experiment_hands_its_options_on(calls: Calls, tmp_path: Path) -> Non
     (weights / "resnet50.pth").touch()
     arguments = ["--scale", "voc320", "--voc", str(voc), "--coco", str(coco), "--jobs", "3"]
     arguments += ["--weights", str(weights), "--out", str(tmp_path / "out"), "--seed", "5"]
-    arguments += ["--device", "cpu", "--set", "training.epochs=2", "--force"]
+    arguments += ["--device", "cpu", "--set", "training.epochs=2", "--force", "--rows", "0.5"]
     result = invoke("reproduce", "delta", *arguments)
     assert result.exit_code == 0, result.output
     request = Request(
@@ -65,6 +68,7 @@ def test_an_experiment_hands_its_options_on(calls: Calls, tmp_path: Path) -> Non
         seed=5,
         jobs=3,
         changes=("training.epochs=2",),
+        rows="0.5",
     )
     assert calls.requests == [("delta", request, True)]
     assert "the table of delta" in result.output
@@ -126,6 +130,69 @@ def test_a_table_does_not_replace_files_of_others(tmp_path: Path) -> None:
     assert invoke(*arguments, "--force").exit_code == 0
 
 
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """A folder with a record of delta at voc320, of which no row was run yet."""
+    folder = tmp_path / "voc320"
+    folder.mkdir()
+    record = {"rankdet_reproduction": 1, "item": "delta", "labels": [], "plan": ["1"], "rows": {}}
+    text = json.dumps({**record, "request": Request("voc320", tmp_path).settings()})
+    (folder / "delta.json").write_text(text)
+    return folder
+
+
+def test_a_page_is_made_of_a_folder(records: Path, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"mine\n{PART_BEGIN}\n{PART_END}\nmine, too\n")
+    page, figure = tmp_path / "docs" / "page.md", tmp_path / "docs/pictures/voc320/delta.png"
+    arguments = ["reproduce", "page", str(records), "--out", str(page), "--readme", str(readme)]
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    for file in (page, figure, readme):
+        assert f"Wrote {file}." in result.output
+    assert "](pictures/voc320/delta.png)" in page.read_text()
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert figure.stat().st_size < 50_000
+    part = "Nothing was run at the scale `voc320` yet."
+    assert readme.read_text() == f"mine\n{PART_BEGIN}\n{part}\n{PART_END}\nmine, too\n"
+    assert invoke(*arguments).exit_code == 0  # all are our own now
+
+
+@pytest.mark.parametrize("name", ["page.md", "pictures/voc320/delta.png"])
+def test_a_page_does_not_replace_files_of_others(records: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "docs" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    arguments = ["reproduce", "page", str(records), "--out", str(tmp_path / "docs" / "page.md")]
+    result = invoke(*arguments)
+    assert f"{file.name}: the file exists and was not written by" in str(result.exception)
+    assert [path for path in (tmp_path / "docs").rglob("*") if path.is_file()] == [file]
+    assert file.read_text() == "mine"
+    assert invoke(*arguments, "--force").exit_code == 0
+
+
+def test_a_readme_without_marks_is_told_before_anything_is_written(
+    records: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    arguments = ["--out", str(tmp_path / "page.md"), "--readme", str(tmp_path / "README.md")]
+    result = invoke("reproduce", "page", str(records), *arguments)
+    assert "README.md: the lines <!-- results: " in str(result.exception)
+    assert not (tmp_path / "page.md").exists()
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
+def test_a_page_is_made_without_torch(records: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from rankdet.cli import app\n"
+        f"app(['reproduce', 'page', {str(records)!r}, '--out', {str(tmp_path / 'page.md')!r}],"
+        " standalone_mode=False)\n"
+        "assert 'matplotlib' in sys.modules and 'torch' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -135,6 +202,8 @@ def test_a_table_does_not_replace_files_of_others(tmp_path: Path) -> None:
         (["reproduce", "delta", "--jobs", "0"], "Invalid value for '--jobs'"),
         (["reproduce", "delta", "--device", "cup"], "expected cpu, cuda or cuda:N"),
         (["reproduce", "table", "no-such-file.json"], "no-such-file.json"),
+        (["reproduce", "page", "no-such-folder", "--out", "page.md"], "no-such-folder"),
+        (["reproduce", "page", "."], "Missing option '--out'"),
     ],
 )
 def test_a_wrong_option_is_told(arguments: list[str], words: str) -> None:

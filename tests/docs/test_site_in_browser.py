@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-PAGES = ("index.html", "quickstart.html", "losses.html", "reproducing.html", "api/losses.html")
+PAGES = (
+    "index.html",
+    "quickstart.html",
+    "losses.html",
+    "reproducing.html",
+    "results.html",
+    "api/losses.html",
+)
 
 
 @pytest.mark.parametrize("width", [390, 1440])

@@ -109,6 +109,15 @@ Seeds = Annotated[
         help=f"How many seeds, from --seed on; for {_WITH_SEEDS}. Others have --seed alone.",
     ),
 ]
+Rows = Annotated[
+    str,
+    typer.Option(
+        metavar="WORDS",
+        show_default=False,
+        help="Run only rows with these words in their name, such as 'short:'. The others wait: the "
+        "same command without it goes on with them.",
+    ),
+]
 DeleteRuns = Annotated[
     bool,
     typer.Option(
@@ -159,6 +168,70 @@ def remake_tables(
             typer.echo(f"Wrote {written}.")
 
 
+@app.command("page")
+def make_page(
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            exists=True,
+            file_okay=False,
+            help="Folder with records of the scale voc320, ITEM.json, of any items.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            dir_okay=False,
+            show_default=False,
+            help="The page, as docs/results.md; its figures go into pictures/FOLDER beside it.",
+        ),
+    ],
+    readme: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            help="A Markdown file that gets a short table, too, between the marks that it has for "
+            "it.",
+        ),
+    ] = None,
+    force: Force = False,
+) -> None:
+    """Make one Markdown page of a folder's records: tables, figures and commands of all items.
+
+    Items without a record are listed at its end.
+    """
+    from rankdet.experiments.experiment import figure_bytes
+    from rankdet.experiments.figures import FIGURE_MARK, with_few_colours
+    from rankdet.experiments.results_page import (
+        PAGE_MARK,
+        read_records,
+        readme_part,
+        results_page,
+        with_part,
+    )
+    from rankdet.output import refuse_foreign, write_whole
+
+    records = read_records(folder)
+    pictures = Path("pictures") / folder.resolve().name
+    figures = {name: out.parent / pictures / f"{name}.png" for name in records}
+    refuse_foreign(out, PAGE_MARK, force)
+    for figure in figures.values():
+        refuse_foreign(figure, FIGURE_MARK, force)
+    files: dict[Path, bytes] = {}
+    if readme is not None:  # first: it may lack the marks
+        text = readme.read_text(encoding="utf-8")
+        files[readme] = with_part(text, readme_part(records), str(readme)).encode()
+    files[out] = results_page(records, pictures.as_posix()).encode()
+    for name, figure in figures.items():
+        files[figure] = with_few_colours(figure_bytes(item_of(name), records[name]))
+    for file, content in files.items():
+        write_whole(file, content)
+        typer.echo(f"Wrote {file}.")
+
+
 @app.command("theory", help=f"Print and plot {_OTHERS['theory']}.")
 def reproduce_theory(out: Out = Path("runs/theory"), seed: Seed = 0) -> None:
     from rankdet.experiments import theory
@@ -189,6 +262,7 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
         device: Device = None,
         seed: Seed = 0,
         seeds: Seeds = 3,
+        rows: Rows = "",
         jobs: Jobs = 1,
         delete_runs: DeleteRuns = False,
         settings: Settings = None,
@@ -206,6 +280,7 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
             changes=tuple(settings or ()),
             seeds=seeds,
             deletes_runs=delete_runs,
+            rows=rows,
         )
         _run(items, request, force)
 

@@ -1,0 +1,215 @@
+"""The page about what was measured on PASCAL VOC2012 at 320 pixels, made from records alone.
+
+    FOLDER/ITEM.json, ... ─► read_records ─► results_page ─► docs/results.md
+                                        └──► readme_part ─► with_part ─► README.md
+
+`rankdet reproduce page` writes both; a test compares them with the records that are committed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from rankdet.errors import ConfigError
+from rankdet.experiments import evidence
+from rankdet.experiments.comparison import LOSSES, METRICS
+from rankdet.experiments.experiment import Record, read_record
+from rankdet.experiments.items import experiment
+from rankdet.experiments.tables import markdown_table
+
+SCALE = "voc320"
+# What the page shows, in this order; records of other items come after these.
+ITEMS = (
+    *("rates-retinanet", "rates-retinanet-long", "evidence-retinanet"),
+    *("rates-ssd", "rates-ssd-long", "evidence-ssd", "rois"),
+    *("ranked-together", "batch-size", "delta", "sigmoid", "interpolation", "sampling", "ghm-dr"),
+    *("robustness", "convergence", "imbalance", "time-losses", "time-curve", "memory", "pictures"),
+)
+PAGE_MARK = "<!-- rankdet reproduce page"  # at the start of the page
+PART_BEGIN = "<!-- results: made by rankdet reproduce page -->"
+PART_END = "<!-- end of results -->"
+
+_TITLE = "What AP-loss brings on PASCAL VOC2012, reduced to 320 pixels"
+_INTRODUCTION = (
+    "Trained on train and evaluated on val of PASCAL VOC2012, at the "
+    f"[scale](reproducing.md#scales) `{SCALE}`: small images, few epochs. The paper's numbers "
+    "stand beside ours; its images are larger, its data more and its trainings longer. So what can "
+    "be compared is which loss is ahead and by how much, not the height of the numbers. Every "
+    "table, rows that lose included, is made by `rankdet reproduce page` from the records of the "
+    "experiments; nobody types a number."
+)
+_NOTHING = f"Nothing was run at the scale `{SCALE}` yet."
+_PART_NOTES = (
+    "In percent, on val; ± is the standard deviation over the seeds, and of a difference half of "
+    "its 95 % interval (Welch's t). A difference of single seeds has no interval."
+)
+# Command of a process that `--jobs` started: it names a file beside the run, not an experiment.
+_OF_JOBS = re.compile(r"\S+ train --config ")
+_NO_COMMAND = (
+    "The settings of the record, as a command (what was recorded are those of single trainings, "
+    "or none):"
+)
+
+
+def read_records(folder: Path) -> dict[str, Record]:
+    """The records of a folder by their items; none where there is no folder.
+
+    ConfigError if one is of another scale or of an item that is not known, or if two are of one.
+    """
+    records: dict[str, Record] = {}
+    for file in sorted(folder.glob("*.json")):
+        record = read_record(file)
+        name = experiment(record["item"]).name
+        if (scale := record["request"].get("scale")) != SCALE:
+            raise ConfigError(
+                f"{file}: it is of the scale {scale}, and the page is about {SCALE}. "
+                "Move it to another folder."
+            )
+        if name in records:
+            raise ConfigError(f"{file}: the folder has another record of {name}. Keep one of them.")
+        records[name] = record
+    return records
+
+
+def results_page(records: Mapping[str, Record], pictures: str = f"pictures/{SCALE}") -> str:
+    """The Markdown page of records by their items. pictures: where ITEM.png are, from the page."""
+    names = [*ITEMS, *(name for name in records if name not in ITEMS)]
+    parts = [f"{PAGE_MARK}: made from records, not by hand -->", f"# {_TITLE}", _INTRODUCTION]
+    parts.append(_origin(records) if records else _NOTHING)
+    parts += [_section(records[name], pictures) for name in names if name in records]
+    if missing := [name for name in names if name not in records]:
+        lines = [f"- `{name}`: {experiment(name).summary}" for name in missing]
+        parts += ["## Not run", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def readme_part(records: Mapping[str, Record]) -> str:
+    """The accuracy of every loss in `evidence`, and how far AP-loss is ahead of the best other."""
+    shown = {
+        one.name: records[one.name]
+        for one in (evidence.RETINANET, evidence.SSD)
+        if one.name in records
+    }
+    parts = []
+    for one in (evidence.RETINANET, evidence.SSD):
+        for schedule in evidence.SCHEDULES:
+            if one.name in shown and _has_numbers(shown[one.name], schedule):
+                parts += _accuracy(one, shown[one.name], schedule)
+    return "\n\n".join([*parts, _PART_NOTES, _origin(shown)]) if parts else _NOTHING
+
+
+def with_part(text: str, part: str, file: str = "README.md") -> str:
+    """The text with this part between its two marks; ConfigError if they are not there.
+
+    >>> text = f"before\\n{PART_BEGIN}\\nold\\n{PART_END}\\nafter\\n"
+    >>> print(with_part(text, "new"), end="")
+    before
+    <!-- results: made by rankdet reproduce page -->
+    new
+    <!-- end of results -->
+    after
+    """
+    before, begin, rest = text.partition(f"{PART_BEGIN}\n")
+    _, end, after = rest.partition(PART_END)
+    if not begin or not end:
+        raise ConfigError(
+            f"{file}: the lines {PART_BEGIN} and {PART_END} are not there, in this order. Put both "
+            "where the results are to stand."
+        )
+    return f"{before}{begin}{part}\n{end}{after}"
+
+
+def recorded_commands(record: Record) -> list[str]:
+    """The commands that made the rows, as they were recorded, each once.
+
+    Those of processes that `--jobs` started are left out: nobody could give them again.
+
+    >>> entry = {"provenance": {"command": "rankdet reproduce delta"}}
+    >>> recorded_commands({"rows": {"1": entry, "2": entry}})
+    ['rankdet reproduce delta']
+    """
+    commands = [str(entry["command"]) for entry in _provenances(record) if entry.get("command")]
+    return [one for one in dict.fromkeys(commands) if not _OF_JOBS.match(one)]
+
+
+def command_of(record: Record) -> str:
+    """The command that a record's settings amount to; of paths, the last names.
+
+    >>> request = {"scale": "voc320", "seed": 0, "voc": "all/VOC2012", "changes": ["loss.delta=2"]}
+    >>> command_of({"item": "delta", "request": request, "plan": ["1"]})
+    'rankdet reproduce delta --scale voc320 --voc VOC2012 --seed 0 --set loss.delta=2'
+    """
+    request = record["request"]
+    words = ["rankdet", "reproduce", record["item"], "--scale", request["scale"]]
+    for name in ("voc", "coco", "weights"):
+        if request.get(name):
+            words += [f"--{name}", PurePath(request[name]).name]
+    words += ["--seed", str(request["seed"])]
+    if experiment(record["item"]).has_seeds:
+        words += ["--seeds", str(len({key.rpartition(" ")[2] for key in record["plan"]}))]
+    for change in request.get("changes", ()):
+        words += ["--set", change]
+    return shlex.join(words)
+
+
+def _section(record: Record, pictures: str) -> str:
+    """The item's own page with lower headings, then its figure and its commands."""
+    item = experiment(record["item"])
+    text = re.sub(r"^#", "##", item.markdown(record), flags=re.MULTILINE)
+    figure = f"]({pictures}/{item.name}.png)"
+    text = text.replace(f"]({item.name}.png)", figure)  # some show it themselves
+    parts = [text] if figure in text else [text, f"![{item.summary}{figure}"]
+    title, commands = "Made by:", recorded_commands(record)
+    if not commands:
+        title, commands = _NO_COMMAND, [command_of(record)]
+    return "\n\n".join([*parts, title, "\n".join(["```text", *commands, "```"])])
+
+
+def _origin(records: Mapping[str, Record]) -> str:
+    """One line: data, machines and commits of all rows."""
+    entries = [entry for record in records.values() for entry in _provenances(record)]
+    found = {
+        "Data": {PurePath(record["request"].get("voc") or "").name for record in records.values()},
+        "Machine": {str(entry.get("machine") or "") for entry in entries},
+        "Commit": {str(entry.get("commit") or "") for entry in entries},
+    }
+    texts = {title: "; ".join(sorted(names - {""})) for title, names in found.items()}
+    return " ".join(f"{title}: {text or 'unknown'}." for title, text in texts.items())
+
+
+def _provenances(record: Record) -> list[Mapping[str, Any]]:
+    return [row["provenance"] for row in record["rows"].values() if row.get("provenance")]
+
+
+def _has_numbers(record: Record, schedule: str) -> bool:
+    return any(evidence.values_of(record, schedule, name, METRICS[0]) for name in LOSSES)
+
+
+def _accuracy(one: evidence.Evidence, record: Record, schedule: str) -> list[str]:
+    """Title, table and, where there are two to compare, the difference, of one schedule."""
+    texts = evidence.accuracy_texts(record, schedule)
+    rows = [
+        [
+            name,
+            evidence.number_of_seeds(record, schedule, name),
+            *(texts[name, metric] for metric in METRICS),
+        ]
+        for name in LOSSES
+    ]
+    parts = [
+        f"**{one.detector}, {evidence.schedule_title(record, schedule)}**",
+        markdown_table(["training loss", "seeds", *METRICS], rows),
+    ]
+    differences = [
+        f"{metric} {evidence.difference_text(record, schedule, other, metric)} ({other})"
+        for metric in METRICS
+        if (other := evidence.best_other(record, schedule, metric))
+        and evidence.values_of(record, schedule, evidence.OURS, metric)
+    ]
+    if differences:
+        parts.append(f"{evidence.OURS} less the best other loss: {', '.join(differences)}.")
+    return parts

@@ -1,0 +1,284 @@
+"""The page of results: of records made by hand, and the committed one of those committed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdet.errors import ConfigError, RankdetError
+from rankdet.experiments.comparison import LOSSES
+from rankdet.experiments.items import EXPERIMENTS, experiment
+from rankdet.experiments.results_page import (
+    ITEMS,
+    PAGE_MARK,
+    PART_BEGIN,
+    PART_END,
+    command_of,
+    read_records,
+    readme_part,
+    recorded_commands,
+    results_page,
+    with_part,
+)
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / "results" / "voc320"
+MARKED = f"above\n\n{PART_BEGIN}\nold\n{PART_END}\n\nbelow\n"
+
+
+@pytest.fixture
+def record_of(hand_made: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """As `hand_made`, of the scale of the page, and with what a page says of the rows."""
+
+    def record(item: str, results: dict[str, Any], plan: list[str] | None = None) -> dict[str, Any]:
+        made = hand_made(item, plan or list(results), results)
+        made |= {"rankdet_reproduction": 1}
+        made["request"] |= {"scale": "voc320", "voc": "some/where/VOC2012"}
+        for row in made["rows"].values():
+            row["settings"] = {
+                "config": {
+                    "data": {"path": "some/where/VOC2012"},
+                    "loss": {"name": "ap"},
+                    "training": {"learning_rate": 0.01, "epochs": 8, "batch_size": 32},
+                }
+            }
+            row["provenance"] = {
+                "command": f"rankdet reproduce {item} --scale voc320",
+                "commit": "0123456789ab",
+                "machine": "a machine",
+            }
+        return made
+
+    return record
+
+
+def training(ap: float) -> dict[str, Any]:
+    """What came of a training; AP50 is 30 and AP75 is 1 above AP."""
+    return {
+        "metrics": {"AP": ap, "AP50": ap + 30, "AP75": ap + 1},
+        "curve": [],
+        "training": {"images_per_second": 100.0, "images": 1000, "jobs": 1},
+    }
+
+
+def seeds(schedule: str, values: dict[str, list[float]]) -> dict[str, Any]:
+    """The rows of `evidence`: AP of each seed, by loss."""
+    return {
+        f"{schedule}: {name}: seed {seed}": training(ap)
+        for name, many in values.items()
+        for seed, ap in enumerate(many)
+    }
+
+
+def headings(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("#")]
+
+
+def test_sections_have_the_order_of_the_page_and_one_title(record_of: Any) -> None:
+    records = {
+        name: record_of(name, {"1": training(30)}) for name in ("losses-voc", "delta", "rates-ssd")
+    }
+    evidence = record_of("evidence-ssd", seeds("short", {"AP-Loss": [30]}))
+    lines = headings(results_page({**records, "evidence-ssd": evidence}))
+    titles = [f"## {name}: {experiment(name).summary}" for name in ("rates-ssd", "evidence-ssd")]
+    assert lines == [
+        "# What AP-loss brings on PASCAL VOC2012, reduced to 320 pixels",
+        *titles,
+        "### Short schedule: 8 epochs",
+        "### Long schedule",
+        f"## delta: {experiment('delta').summary}",
+        f"## losses-voc: {experiment('losses-voc').summary}",  # not of the page: after all others
+        "## Not run",
+    ]
+
+
+def test_the_page_knows_its_items() -> None:
+    assert set(ITEMS) <= {item.name for item in EXPERIMENTS}
+    assert len(set(ITEMS)) == len(ITEMS) == 21
+
+
+def test_a_section_has_table_figure_and_commands(record_of: Any) -> None:
+    text = results_page({"delta": record_of("delta", {"1": training(30.25)}, ["1", "2"])})
+    section = text.partition("## delta: ")[2].partition("\n## ")[0]
+    assert "| 1 | 30.2 | **53.1** | 60.2 |" in section
+    assert "- **Not run yet: 2.**" in section
+    assert f"![{experiment('delta').summary}](pictures/voc320/delta.png)" in section
+    command = "rankdet reproduce delta --scale voc320"
+    assert section.endswith(f"\n\nMade by:\n\n```text\n{command}\n```\n")
+
+
+def test_the_introduction_says_where_all_rows_come_from(record_of: Any) -> None:
+    delta, sigmoid = (record_of(name, {"1": training(30)}) for name in ("delta", "sigmoid"))
+    sigmoid["rows"]["1"]["provenance"] |= {"commit": None, "machine": "another"}
+    text = results_page({"delta": delta, "sigmoid": sigmoid})
+    introduction = text.partition("\n## ")[0]
+    assert "Data: VOC2012. Machine: a machine; another. Commit: 0123456789ab." in introduction
+    assert introduction.startswith(f"{PAGE_MARK}: ")
+
+
+def test_what_has_no_record_is_listed(record_of: Any) -> None:
+    text = results_page({"delta": record_of("delta", {"1": training(30)})})
+    listed = text.partition("## Not run\n\n")[2].splitlines()
+    names = [name for name in ITEMS if name != "delta"]
+    assert listed == [f"- `{name}`: {experiment(name).summary}" for name in names]
+
+
+def test_a_page_of_all_items_lists_none(record_of: Any) -> None:
+    records = {name: record_of(name, {}, ["a row"]) for name in ITEMS}
+    text = results_page(records)
+    assert "Not run\n" not in text
+    assert [line.split(":")[0] for line in headings(text) if line.startswith("## ")] == [
+        f"## {name}" for name in ITEMS
+    ]
+
+
+def test_a_page_of_nothing_says_so() -> None:
+    text = results_page({})
+    assert "Nothing was run at the scale `voc320` yet." in text
+    assert all(f"- `{name}`: " in text for name in ITEMS)
+    assert "](pictures/" not in text
+
+
+def test_an_item_that_shows_its_figure_itself_has_it_once(record_of: Any) -> None:
+    result = {"run": "a-run", "metrics": {}, "pictures": []}
+    text = results_page({"pictures": record_of("pictures", {"AP-Loss": result})}, "here")
+    assert re.findall(r"!\[[^]]+\]\(([^)]+)\)", text) == ["here/pictures.png"]
+
+
+def test_commands_are_told_once_and_not_those_of_jobs(record_of: Any) -> None:
+    record = record_of("evidence-ssd", seeds("short", {"AP-Loss": [1, 2], "AUC-Loss": [1, 2]}))
+    entries = [row["provenance"] for row in record["rows"].values()]
+    for number, entry in enumerate(entries):
+        entry["command"] = f"__main__.py train --config runs/{number}.yaml --out runs/{number}"
+    record["request"]["changes"] = ["data.hold=true"]
+    assert recorded_commands(record) == []
+    assert command_of(record) == (
+        "rankdet reproduce evidence-ssd --scale voc320 --voc VOC2012 --seed 0 --seeds 2 "
+        "--set data.hold=true"
+    )
+    text = results_page({"evidence-ssd": record})
+    assert "Made by:" not in text
+    assert f"or none):\n\n```text\n{command_of(record)}\n```\n" in text
+    for entry in entries[1:]:
+        entry["command"] = "rankdet reproduce losses-ssd"
+    assert recorded_commands(record) == ["rankdet reproduce losses-ssd"]
+
+
+def test_the_part_has_every_loss_and_the_difference_to_the_best_other(record_of: Any) -> None:
+    values = {"CE-Loss + OHEM": [31.0, 33.0], "Focal Loss": [20.0], "AP-Loss": [30.0, 32.0]}
+    results = seeds("short", values)
+    plan = [*results, "short: AUC-Loss: seed 0", "long: AP-Loss: seed 0"]
+    lines = readme_part({"evidence-ssd": record_of("evidence-ssd", results, plan)}).splitlines()
+    assert lines[0] == "**SSD, short schedule: 8 epochs**"
+    rows = [line for line in lines if line.startswith("|")]
+    assert rows == [
+        "| training loss | seeds | AP | AP50 | AP75 |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| CE-Loss + OHEM | 2 | **32.00** ± 1.41 | **62.00** ± 1.41 | **33.00** ± 1.41 |",
+        "| Focal Loss | 1 | 20.00 | 50.00 | 21.00 |",
+        "| AUC-Loss | 0 of 1 | – | – | – |",
+        "| AP-Loss | 2 | 31.00 ± 1.41 | 61.00 ± 1.41 | 32.00 ± 1.41 |",
+    ]
+    # Welch: t(0.975, 2) * sqrt(2 / 2 + 2 / 2) = 4.3027 * sqrt(2) = 6.08
+    best = "(CE-Loss + OHEM)"
+    assert f"AP-Loss less the best other loss: AP -1.00 ± 6.08 {best}, AP50 -1.00" in lines[9]
+    assert lines[-1] == "Data: VOC2012. Machine: a machine. Commit: 0123456789ab."
+    assert not any("long schedule" in line for line in lines)
+
+
+def test_the_best_other_loss_is_that_of_each_metric(record_of: Any) -> None:
+    values = dict(zip(LOSSES, ([20.0], [21.0], [22.0], [25.0]), strict=True))
+    record = record_of("evidence-retinanet", seeds("long", values))
+    record["rows"]["long: Focal Loss: seed 0"]["result"]["metrics"]["AP75"] = 30.0
+    text = readme_part({"evidence-retinanet": record})
+    assert "**RetinaNet, long schedule: 8 epochs**" in text
+    differences = "AP +3.00 (AUC-Loss), AP50 +3.00 (AUC-Loss), AP75 -4.00 (Focal Loss)."
+    assert f"AP-Loss less the best other loss: {differences}" in text
+
+
+@pytest.mark.parametrize("values", [{"AP-Loss": [1.0]}, {"AUC-Loss": [1.0]}])
+def test_one_loss_alone_has_no_difference(record_of: Any, values: dict[str, list[float]]) -> None:
+    text = readme_part({"evidence-ssd": record_of("evidence-ssd", seeds("short", values))})
+    assert "| 1.00 | 31.00 | 2.00 |" in text
+    assert "less the best other" not in text
+
+
+def test_retinanet_stands_before_ssd(record_of: Any) -> None:
+    records = {
+        name: record_of(name, seeds("short", {"AP-Loss": [1.0]}))
+        for name in ("evidence-ssd", "evidence-retinanet")
+    }
+    assert re.findall(r"\*\*(\w+), ", readme_part(records)) == ["RetinaNet", "SSD"]
+
+
+def test_a_part_without_numbers_says_so(record_of: Any) -> None:
+    waiting = record_of("evidence-ssd", {}, ["short: AP-Loss: seed 0"])
+    for records in ({}, {"evidence-ssd": waiting}, {"delta": record_of("delta", {})}):
+        assert readme_part(records) == "Nothing was run at the scale `voc320` yet."
+
+
+def test_a_part_stands_between_its_marks() -> None:
+    text = with_part(MARKED, "new")
+    assert text == MARKED.replace("old", "new")
+    assert with_part(text, "new") == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        MARKED.replace(PART_BEGIN, ""),
+        MARKED.replace(PART_END, ""),
+        f"{PART_END}\n{PART_BEGIN}\n",
+    ],
+)
+def test_missing_marks_are_told(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"page\.md: the lines <!-- .* are not there"):
+        with_part(text, "new", "page.md")
+
+
+def test_records_are_read_by_their_items(record_of: Any, tmp_path: Path) -> None:
+    record = record_of("delta", {"1": training(30)})
+    (tmp_path / "any-name.json").write_text(json.dumps(record))
+    (tmp_path / "delta.md").write_text("a table")
+    assert read_records(tmp_path) == {"delta": record}
+    assert read_records(tmp_path / "no-such-folder") == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"request": {"scale": "tiny"}}, "it is of the scale tiny, and the page is about voc320"),
+        ({"item": "dleta"}, "there is no such experiment"),
+        ({"rankdet_reproduction": 2}, "expected 1"),
+        ({}, "z.json: the folder has another record of delta"),
+    ],
+)
+def test_records_that_are_none_of_the_page_are_told(
+    record_of: Any, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    record = record_of("delta", {})
+    (tmp_path / "a.json").write_text(json.dumps(record))
+    (tmp_path / "z.json").write_text(json.dumps({**record, **change}))
+    with pytest.raises(RankdetError, match=re.escape(words)):
+        read_records(tmp_path)
+
+
+def test_the_committed_page_is_made_from_the_committed_records() -> None:
+    records = read_records(COMMITTED)
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == results_page(records), (
+        "run: rankdet reproduce page results/voc320 --out docs/results.md --readme README.md"
+    )
+    pictures = (ROOT / "docs" / "pictures" / "voc320").glob("*")
+    assert {path.name for path in pictures} == {f"{name}.png" for name in records}
+
+
+def test_the_committed_readme_has_the_part_of_the_committed_records() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == with_part(text, readme_part(read_records(COMMITTED)))
+    assert text.count(PART_BEGIN) == text.count(PART_END) == 1
