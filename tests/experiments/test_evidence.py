@@ -27,14 +27,17 @@ from rankdet.experiments.evidence import (
 from rankdet.experiments.experiment import Request, read_record, reproduce
 from rankdet.experiments.seed_statistics import welch_interval
 
-CHOSEN = {"ohem": 0.01, "focal": 0.02, "auc": 0.005, "ap": 0.0025}
+CHOSEN = {
+    "short": {"ohem": 0.01, "focal": 0.02, "auc": 0.005, "ap": 0.0025},
+    "long": {"ohem": 0.001, "focal": 0.002, "auc": 0.0005, "ap": 0.00025},
+}
 IMAGES = 5000  # of an epoch
 
 
 @pytest.fixture
 def voc320(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
-    """At voc320, with a learning rate of its own for each loss."""
-    monkeypatch.setattr(rates, "best_rates", lambda tuning, request: CHOSEN)
+    """At voc320, with a learning rate of its own for each schedule and loss."""
+    monkeypatch.setattr(rates, "best_rates", lambda tuning, request: CHOSEN[tuning.schedule])
     return Request("voc320", tmp_path, voc="VOC2012")
 
 
@@ -101,10 +104,10 @@ def test_a_row_is_trained_as_its_key_says(item: Evidence, voc320: Request) -> No
         training, every = config.training, config.evaluation.every
         assert (training.epochs, training.milestones, every) == lengths[schedule]
         assert config.loss.name == LOSSES[name]
-        assert training.learning_rate == CHOSEN[config.loss.name]
+        assert training.learning_rate == CHOSEN[schedule][config.loss.name]
         assert training.batch_size == training.reference_batch_size == 32
         assert f"seed {config.seed}" == seed
-        assert config.detector.name == item.tunings["short"].detector
+        assert config.detector.name == ("ssd" if item is SSD else "retinanet")
         data = config.data
         assert (data.train_split, data.val_split, data.hold_out) == ("train", "val", None)
         assert row.settings["config"]["seed"] == config.seed
@@ -145,21 +148,31 @@ def test_the_user_has_the_last_word(voc320: Request) -> None:
         assert (training.epochs, training.learning_rate) == (3, 0.5)
 
 
-def test_the_learning_rates_are_those_that_the_record_of_rates_chose(
+def test_the_learning_rates_are_those_that_the_records_of_rates_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best = {"ohem": 0.0005, "focal": 0.001, "auc": 0.002, "ap": 0.001}
+    short = {"ohem": 0.0005, "focal": 0.001, "auc": 0.002, "ap": 0.001}
+    long = {"ohem": 0.001, "focal": 0.002, "auc": 0.001, "ap": 0.0005}  # second in the short one
+    best, second = short, long
 
     def outcome(config: Config, request: Request) -> dict[str, Any]:
-        is_best = config.training.learning_rate == best[config.loss.name]
-        return {"metrics": {"AP": 30.0 + is_best}}
+        rate, loss = config.training.learning_rate, config.loss.name
+        return {"metrics": {"AP": 30.0 + 2 * (rate == best[loss]) + (rate == second[loss])}}
+
+    def learning_rates() -> dict[str, dict[str, float]]:
+        found: dict[str, dict[str, float]] = {"short": {}, "long": {}}
+        for row in SSD.plan(request):
+            config = row.trainings[0]
+            found[row.key.partition(":")[0]][config.loss.name] = config.training.learning_rate
+        return found
 
     monkeypatch.setattr(rates, "outcome", outcome)
     request = Request("voc320", tmp_path, voc="VOC2012", seeds=1)
     reproduce(rates.SSD_EXPERIMENT, request)
-    for row in SSD.plan(request):
-        config = row.trainings[0]
-        assert config.training.learning_rate == best[config.loss.name]
+    assert learning_rates() == {"short": short, "long": short}
+    best, second = long, short
+    reproduce(rates.SSD_LONG_EXPERIMENT, request)
+    assert learning_rates() == {"short": short, "long": long}
     with pytest.raises(ConfigError, match=r"rates-ssd\.json"):
         SSD.plan(replace(request, scale="smoke"))
 
@@ -332,7 +345,7 @@ def test_the_page_has_a_part_for_each_schedule_and_says_what_is_missing(voc320: 
     text = RETINANET.markdown(record)
     short, long = text.index("## Short schedule: 6 epochs"), text.index("## Long schedule: 18 ep")
     assert short < text.index("| AP-Loss | 0.0025 | 1 of 3 | 30.00 |") < long
-    assert long < text.index("| AP-Loss | 0.0025 | 1 of 3, 1 failed | 40.00 |")
+    assert long < text.index("| AP-Loss | 0.00025 | 1 of 3, 1 failed | 40.00 |")
     assert "Not run yet: short: CE-Loss + OHEM: seed 0, " in text
     assert "Failed: long: AP-Loss: seed 1." in text
     assert "`rates-retinanet` and `rates-retinanet-long` chose" in text

@@ -15,7 +15,14 @@ from rankdet.errors import ConfigError, TrainingError
 from rankdet.experiments import rates, scales
 from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.experiment import Request, read_record, reproduce
-from rankdet.experiments.rates import RETINANET, RETINANET_EXPERIMENT, SSD, Rates
+from rankdet.experiments.rates import (
+    RETINANET,
+    RETINANET_EXPERIMENT,
+    RETINANET_LONG,
+    SSD,
+    SSD_LONG,
+    Rates,
+)
 
 AP_OF_RATES = {0.0025: 10.0, 0.005: 30.0, 0.01: 20.0, 0.02: 5.0}
 
@@ -95,7 +102,7 @@ def test_a_rate_is_the_one_of_the_step_as_it_is(voc320: Request) -> None:
     assert {(one.batch_size, one.reference_batch_size) for one in trainings} == {(32, 32)}
 
 
-@pytest.mark.parametrize("tuning", [RETINANET, SSD])
+@pytest.mark.parametrize("tuning", [RETINANET, SSD, RETINANET_LONG, SSD_LONG])
 def test_the_validation_split_chooses_nothing(tuning: Rates, voc320: Request) -> None:
     for row in tuning.plan(voc320):
         data = row.trainings[0].data
@@ -103,10 +110,16 @@ def test_the_validation_split_chooses_nothing(tuning: Rates, voc320: Request) ->
         assert row.settings["config"]["data"]["hold_out"] == 0.1
 
 
-def test_a_training_is_short_and_judged_at_its_end_alone(voc320: Request) -> None:
-    for row in RETINANET.plan(voc320):
+@pytest.mark.parametrize(
+    ("tuning", "epochs", "milestones"),
+    [(RETINANET, 6, (4.2, 5.4)), (SSD, 6, (4.2, 5.4)), (SSD_LONG, 18, (12.6, 16.2))],
+)
+def test_a_training_has_its_schedule_and_is_judged_at_its_end_alone(
+    tuning: Rates, epochs: int, milestones: tuple[float, ...], voc320: Request
+) -> None:
+    for row in tuning.plan(voc320):
         config = row.trainings[0]
-        assert (config.training.epochs, config.training.milestones) == (6, (4.2, 5.4))
+        assert (config.training.epochs, config.training.milestones) == (epochs, milestones)
         assert (config.evaluation.every, config.evaluation.pictures) == (0, False)
         assert row.is_outcome
 
@@ -154,6 +167,26 @@ def test_the_user_has_the_last_word(tmp_path: Path) -> None:
     for row in RETINANET.plan(request):
         assert row.trainings[0].data.hold_out == 0.5
         assert row.trainings[0].training.epochs == 5
+
+
+def test_the_long_schedule_tries_the_two_best_rates_of_the_short_one(voc320: Request) -> None:
+    ap = {0.0025: result(30.0), 0.005: result(20.0), 0.01: result(40.0), 0.02: DIVERGED}
+    equal = dict.fromkeys(AP_OF_RATES, result(10.0))
+    alone = {**dict.fromkeys(AP_OF_RATES, DIVERGED), 0.005: result(1.0)}
+    write(finished(voc320, ap=ap, auc=equal, focal=alone), voc320)
+    assert [row.key for row in RETINANET_LONG.plan(voc320)] == [
+        *("CE-Loss + OHEM: 0.005", "CE-Loss + OHEM: 0.01"),
+        "Focal Loss: 0.005",
+        *("AUC-Loss: 0.0025", "AUC-Loss: 0.005"),  # the lower ones of equals
+        *("AP-Loss: 0.0025", "AP-Loss: 0.01"),
+    ]
+    assert len(SSD_LONG.plan(voc320)) == 16  # all, without a record of its short schedule
+
+
+def test_the_long_schedule_waits_for_the_short_one_to_be_finished(voc320: Request) -> None:
+    write(finished(voc320, ap={0.01: result(30.0)}), voc320)
+    with pytest.raises(ConfigError, match=r"rankdet reproduce rates-retinanet --scale"):
+        RETINANET_LONG.plan(voc320)
 
 
 # Which one is chosen.
@@ -205,6 +238,19 @@ def test_with_a_finished_record_the_rates_are_those_it_chose(voc320: Request) ->
     expected = {"ohem": 0.005, "focal": 0.005, "auc": 0.005, "ap": 0.01}
     assert rates.best_rates(RETINANET, voc320) == expected
     assert rates.best_rates(SSD, voc320) != expected  # it has a record of its own
+
+
+def test_the_long_schedule_takes_its_own_choice_or_else_that_of_the_short_one(
+    voc320: Request,
+) -> None:
+    write(finished(voc320), voc320)
+    short = dict.fromkeys(LOSSES.values(), 0.005)
+    assert rates.best_rates(RETINANET_LONG, voc320) == short
+    results = {row.key: result(10.0) for row in RETINANET_LONG.plan(voc320)}
+    results["AP-Loss: 0.01"] = result(11.0)
+    write(record_of(results, voc320, RETINANET_LONG), voc320, RETINANET_LONG)
+    assert rates.best_rates(RETINANET_LONG, voc320) == {**short, "ap": 0.01}
+    assert rates.best_rates(RETINANET, voc320) == short
 
 
 def test_a_record_of_another_scale_is_refused(voc320: Request) -> None:
@@ -267,6 +313,14 @@ def test_a_rate_that_diverged_is_beyond_the_edge(voc320: Request) -> None:
     lines = RETINANET.markdown(finished(voc320, ap=ap)).splitlines()
     assert "| AP-Loss | 0.01 | 3.0 | 50.0 | 25.0 | chosen |" in lines
     assert "| AP-Loss | 0.02 | diverged | – | – |  |" in lines
+
+
+def test_of_the_two_rates_of_the_long_schedule_none_is_called_an_edge(voc320: Request) -> None:
+    write(finished(voc320), voc320)
+    results = {row.key: result(10.0) for row in RETINANET_LONG.plan(voc320)}
+    text = RETINANET_LONG.markdown(record_of(results, voc320, RETINANET_LONG))
+    assert "| AP-Loss | 0.005 | 10.0 | 50.0 | 25.0 | chosen |" in text
+    assert "at the edge" not in text
 
 
 def test_the_page_says_how_long_and_on_what_was_trained(voc320: Request, tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ class Rates:
             for rate, key in sorted(tried.items()):
                 mark = ""
                 if chosen.get(loss) == rate:
-                    is_edge = rate in (min(tried), max(tried))
+                    # Of the two in the long schedule, each would be.
+                    is_edge = len(tried) > NUM_KEPT and rate in (min(tried), max(tried))
                     mark = "chosen, **at the edge of what was tried**" if is_edge else "chosen"
                 rows.append([name, f"{rate:g}", *_texts(record, key), mark])
         heading = ["training loss", "learning rate", *METRICS, "choice by AP"]
