@@ -308,6 +308,13 @@ def test_the_table_says_that_a_choice_lies_at_the_edge(rate: float, voc320: Requ
     assert sum("at the edge" in line for line in lines) == 1
 
 
+def test_nothing_is_chosen_while_a_rate_of_the_loss_waits(voc320: Request) -> None:
+    results = {"AP-Loss: 0.005": result(2.0), "AP-Loss: 0.01": result(3.0)}
+    lines = RETINANET.markdown(record_of(results, voc320)).splitlines()
+    assert "| AP-Loss | 0.01 | 3.0 | 50.0 | 25.0 | best so far |" in lines
+    assert not any("chosen" in line for line in lines)
+
+
 def test_a_rate_that_diverged_is_beyond_the_edge(voc320: Request) -> None:
     ap = {0.0025: result(1.0), 0.005: result(2.0), 0.01: result(3.0), 0.02: DIVERGED}
     lines = RETINANET.markdown(finished(voc320, ap=ap)).splitlines()

@@ -79,8 +79,11 @@ class Evidence:
     def markdown(self, record: Record) -> str:
         body = []
         for schedule in SCHEDULES:
+            body.append(f"## {schedule_title(record, schedule).capitalize()}")
+            if not any(True for _ in _configs(record, schedule)):
+                body.append("Not run yet.")
+                continue
             body += [
-                f"## {schedule_title(record, schedule).capitalize()}",
                 self.accuracy_table(record, schedule),
                 f"{OURS} less each other loss, with the 95 % interval of the difference:",
                 self.difference_table(record, schedule),
@@ -128,9 +131,10 @@ class Evidence:
 
     def figure(self, record: Record, path: Path) -> None:
         """AP50 and AP against the epoch: the mean, and from the lowest to the highest seed."""
-        drawn = new_figure(9, 7)
-        panels = drawn.subplots(len(SCHEDULES), len(_SHOWN), squeeze=False)
-        for schedule, row in zip(SCHEDULES, panels, strict=True):
+        schedules = [one for one in SCHEDULES if any(True for _ in _configs(record, one))]
+        drawn = new_figure(9, 3.5 * max(len(schedules), 1))
+        panels = drawn.subplots(max(len(schedules), 1), len(_SHOWN), squeeze=False)
+        for schedule, row in zip(schedules, panels, strict=False):
             for metric, axes in zip(_SHOWN, row, strict=True):
                 for name, loss in LOSSES.items():
                     curve = _mean_curve(record, schedule, name, metric)
@@ -142,7 +146,8 @@ class Evidence:
                     axes.plot(epochs, means, color=COLOURS[loss], marker=".", label=name)
                 axes.set_ylim(bottom=0)
                 label_axes(axes, f"{metric}, {schedule} schedule", "epoch", "percent")
-        panels[0][0].legend(frameon=False, fontsize=8)
+        if schedules:
+            panels[0][0].legend(frameon=False, fontsize=8)
         save_figure(drawn, path)
 
 
@@ -289,7 +294,9 @@ def _notes(record: Record, tunings: Mapping[str, rates.Rates]) -> list[str]:
     jobs = sorted({result["training"]["jobs"] for result in results_of(record).values()})
     if jobs and jobs != [1]:
         notes.append(
-            f"{' or '.join(map(str, jobs))} trainings shared the machine: each alone is faster."
+            f"Up to {' or '.join(map(str, jobs))} trainings of the experiment shared the machine, "
+            "perhaps with others: each alone is faster, and images per second say nothing about "
+            "the losses."
         )
     return notes
 

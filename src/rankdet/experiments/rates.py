@@ -84,13 +84,8 @@ class Rates:
         chosen = chosen_rates(record)
         rows = []
         for name, loss in LOSSES.items():
-            tried = tried_rates(record, loss)
-            for rate, key in sorted(tried.items()):
-                mark = ""
-                if chosen.get(loss) == rate:
-                    # Of the two in the long schedule, each would be.
-                    is_edge = len(tried) > NUM_KEPT and rate in (min(tried), max(tried))
-                    mark = "chosen, **at the edge of what was tried**" if is_edge else "chosen"
+            for rate, key in sorted(tried_rates(record, loss).items()):
+                mark = _mark(record, name, rate) if chosen.get(loss) == rate else ""
                 rows.append([name, f"{rate:g}", *_texts(record, key), mark])
         heading = ["training loss", "learning rate", *METRICS, "choice by AP"]
         return page(record, self.title, [markdown_table(heading, rows)], _notes(record))
@@ -110,10 +105,25 @@ class Rates:
             if (best := chosen.get(loss)) is not None:
                 axes.plot([best], [points[best]], color=COLOURS[loss], marker="o", markersize=9)
         axes.set_xscale("log")
+        tried = sorted({rate for loss in LOSSES.values() for rate in tried_rates(record, loss)})
+        axes.set_xticks(tried, [f"{rate:g}" for rate in tried])
+        axes.minorticks_off()
         axes.set_ylim(bottom=0)
-        label_axes(axes, self.title, "learning rate", f"{_CHOSEN_BY} in percent")
+        title = f"{self.detector}, {self.schedule} schedule"
+        label_axes(axes, title, "learning rate", f"{_CHOSEN_BY} in percent")
         axes.legend(frameon=False, fontsize=8)
         save_figure(drawn, path)
+
+
+def _mark(record: Record, name: str, rate: float) -> str:
+    """What a table says about the best of the rates that were tried."""
+    planned = [key for key in record["plan"] if key.startswith(f"{name}: ")]
+    if any("result" not in record["rows"].get(key, {}) for key in planned):
+        return "best so far"
+    tried = tried_rates(record, LOSSES[name])
+    # Of the two in the long schedule, each would be.
+    is_edge = len(tried) > NUM_KEPT and rate in (min(tried), max(tried))
+    return "chosen, **at the edge of what was tried**" if is_edge else "chosen"
 
 
 def tuned_config(detector: str, loss: str, rate: float, schedule: str, request: Request) -> Config:
