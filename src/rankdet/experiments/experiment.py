@@ -282,13 +282,13 @@ def _refuse_other_request(file: Path, stored: Record, wanted: Record) -> None:
 
 def _other_settings(file: Path, key: str, row: Record, wanted: Any) -> RankdetError:
     if wanted is None:
-        what = "is no row of the experiment now"
+        what = "is no row of the experiment now. There were more --seeds, or another version of "
     else:
-        differences = _differences(row.get("settings"), wanted)
-        what = f"has other settings than now: {'; '.join(differences[:3])}"
+        differences = "; ".join(_differences(row.get("settings"), wanted)[:3])
+        what = f"has other settings than now: {differences}. It was made by another version of "
     return RankdetError(
-        f"{file}: the row {key} {what}. It was made by another version of rankdet, or the file was "
-        "changed. Give another folder with --out, or --force to run the row again."
+        f"{file}: the row {key} {what}rankdet, or the file was changed. Give another folder with "
+        "--out, or --force to replace the row."
     )
 
 
