@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +74,21 @@ def test_the_whole_study_shows_the_paper_s_trend(seed: int, tmp_path: Path) -> N
     request = Request("tiny", tmp_path, device="cpu", seed=seed, changes=BY_HEART)
     results = results_of(reproduce(imbalance.EXPERIMENT, request))
     start = {key: result["from_start"]["final_ap_loss"] for key, result in results.items()}
-    for number in (100, 500, None):
+    for number in (50, 200, None):
         ours = start[key_of("error-driven", number)]
         assert ours < start[key_of("approximate", number)]
         assert ours < start[key_of("hinge", number)]
 
 
-def test_fewer_proposals_are_less_imbalance(tmp_path: Path) -> None:
+def test_fewer_proposals_are_less_imbalance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = imbalance.STUDIES["tiny"]
+    monkeypatch.setitem(imbalance.STUDIES, "tiny", replace(study, numbers=(50, 500, None)))
     changes = (*BY_HEART, "training.max_steps=2")
     rows = imbalance.plan(Request("tiny", tmp_path, device="cpu", changes=changes))
     by_key = {row.key: row for row in rows}
-    few, more = (by_key[key_of("error-driven", number)].run() for number in (100, 500))
+    few, more = (by_key[key_of("error-driven", number)].run() for number in (50, 500))
     every = by_key[key_of("error-driven", None)].run()
     assert few["imbalance"] < more["imbalance"]
     assert more["imbalance"] == every["imbalance"]  # 378 anchors are fewer than 500
@@ -91,24 +96,37 @@ def test_fewer_proposals_are_less_imbalance(tmp_path: Path) -> None:
     assert few["from_start"]["ap_losses"][0] < every["from_start"]["ap_losses"][0]
 
 
-def test_what_does_not_converge_starts_again_from_a_snapshot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [50, None])
+def test_a_training_starts_again_from_a_snapshot_with_the_same_proposal_network(
+    number: int | None, tmp_path: Path
+) -> None:
     changes = (*BY_HEART, "training.max_steps=4", "training.learning_rate=1e-9")
     rows = imbalance.plan(Request("tiny", tmp_path, device="cpu", changes=changes))
     by_key = {row.key: row for row in rows}
-    result = by_key[key_of("approximate", None)].run()
+    result = by_key[key_of("approximate", number)].run()
     assert not result["from_start"]["has_converged"]
-    assert result["from_snapshot"] is not None
+    assert not result["from_snapshot"]["has_converged"]
     kinds = sorted(file.name.split("-")[1] for file in (tmp_path / "runs").glob("*.safetensors"))
     assert kinds == ["proposals", "snapshot"]
-    again = by_key[key_of("approximate", None)].run()  # with the network and snapshot that are kept
+    again = by_key[key_of("approximate", number)].run()  # with what is kept
     assert again == result
+
+
+def test_the_snapshot_s_own_number_of_proposals_has_no_training_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = replace(imbalance.STUDIES["tiny"], numbers=(20,))
+    monkeypatch.setitem(imbalance.STUDIES, "tiny", study)
+    changes = (*BY_HEART, "training.max_steps=2")
+    row = imbalance.plan(Request("tiny", tmp_path, device="cpu", changes=changes))[0]
+    assert row.run()["from_snapshot"] is None
 
 
 def test_all_optimisations_have_the_same_proposal_network(tmp_path: Path) -> None:
     changes = (*BY_HEART, "training.max_steps=2")
     rows = imbalance.plan(Request("tiny", tmp_path, device="cpu", changes=changes))
     for row in rows[:3]:
-        assert row.key.endswith("100")
+        assert row.key.endswith("50")
         row.run()
     assert len(list((tmp_path / "runs").glob("imbalance-proposals-*.safetensors"))) == 1
 
@@ -119,6 +137,12 @@ def test_all_optimisations_have_the_same_proposal_network(tmp_path: Path) -> Non
 def test_a_training_converges_if_its_loss_falls_by_a_twentieth() -> None:
     assert summary_of([1.0] * 10 + [0.95] * 10)["has_converged"]
     assert not summary_of([1.0] * 10 + [0.96] * 10)["has_converged"]
+
+
+def test_a_training_that_stays_where_a_snapshot_has_brought_it_has_converged() -> None:
+    assert not summary_of([0.4] * 20)["has_converged"]
+    assert summary_of([0.4] * 20, initial_ap_loss=1.0)["has_converged"]
+    assert not summary_of([0.96] * 20, initial_ap_loss=1.0)["has_converged"]
 
 
 def test_batches_without_objects_are_passed_over() -> None:
@@ -135,6 +159,7 @@ def outcome(final: float, has_converged: bool) -> dict[str, Any]:
     ("start", "snapshot", "expected"),
     [
         (outcome(0.3, True), None, (0.3, "")),
+        (outcome(0.3, True), outcome(0.2, True), (0.3, "")),
         (outcome(0.99, False), None, (0.99, "!")),
         (outcome(0.99, False), outcome(0.4, True), (0.4, "*")),
         (outcome(0.99, False), outcome(0.98, False), (0.98, "!")),
@@ -163,8 +188,11 @@ def test_imbalance_table_and_figure(
     plan = [key_of(name, number) for number in (50, None) for name in OPTIMISATIONS]
     record = hand_made("imbalance", plan, results)
     text = imbalance.markdown(record)
-    assert "| error-driven update (AP-loss) | 0.250 | 0.260 |" in text
-    assert "| approximate gradient (sigmoid, log space) | not run | 0.400* |" in text
+    assert "| error-driven update (AP-loss), from the backbone | 0.250 | 0.260 |" in text
+    assert "| error-driven update (AP-loss), from the snapshot | – | – |" in text
+    gradient = "approximate gradient (sigmoid, log space)"
+    assert f"| {gradient}, from the backbone | not run | 0.990! |" in text
+    assert f"| {gradient}, from the snapshot | not run | 0.400 |" in text
     assert "| negatives to a positive | 1,234 | 1,234 |" in text
     assert "below 4,000, and above 8,000 converges" in text
     imbalance.figure(record, tmp_path / "imbalance.png")

@@ -1,8 +1,9 @@
 """Three optimisations of the AP-loss under more and more imbalance: fig-performance_imbalance.
 
 A proposal network chooses the anchors that a detector learns from (`rankdet.experiments.proposals`)
-and the final AP-loss is compared. A training that does not converge from its first weights is run
-once more from a snapshot that was trained with few proposals, and shown dashed, as in the paper.
+and the final AP-loss is compared. Each training is run from the pretrained backbone, and once more
+from a snapshot that was trained with few proposals; the figure shows the second one, dashed as in
+the paper, where the first did not converge.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _NOTES = (
     "(one class, binary cross-entropy on positives and as many random negatives, the detector's "
     "own architecture and anchors, frozen), and all positives; other anchors are ignored. The "
     "final AP-loss, on these samples, is the mean over the last tenth of the steps.",
-    "A training that has not lowered the AP-loss by 5 % of its initial value has not converged. "
-    "It is run again from a snapshot (of the same optimisation, with few proposals): * marks these "
-    "values, and ! those that did not converge from there either.",
+    "! marks a training that has not converged: it ends less than 5 % below the AP-loss of the "
+    "pretrained backbone. The snapshot is of the same optimisation, with few proposals; there is "
+    "none for no more proposals than its own. The figure shows the training from the snapshot, "
+    "dashed, where the other one did not converge.",
 )
 
 
@@ -89,7 +91,7 @@ class Study:
 
 STUDIES = {
     "smoke": Study((50, None), snapshot_proposals=20, steps=3),
-    "tiny": Study((100, 500, None), snapshot_proposals=50, steps=120, proposal_part=0.5),
+    "tiny": Study((50, 200, None), snapshot_proposals=20, steps=120, proposal_part=0.5),
     "voc320": Study(
         (500, 1000, 2000, 4000, 8000, None), snapshot_proposals=500, steps=600, proposal_part=0.5
     ),
@@ -145,12 +147,12 @@ def _result(config: Config, study: Study, number: int | None, request: Request) 
 
 
 def final_of(result: Record) -> tuple[float, str]:
-    """The final AP-loss that is shown, and its mark: "", "*" (from the snapshot) or "!" (neither).
+    """The final AP-loss that is drawn, and its mark: "", "*" (from the snapshot) or "!" (neither).
 
     Where neither converged, the lower of the two.
     """
     pretrained, snapshot = result["from_start"], result["from_snapshot"]
-    if snapshot is None:
+    if pretrained["has_converged"] or snapshot is None:
         return pretrained["final_ap_loss"], "" if pretrained["has_converged"] else "!"
     if snapshot["has_converged"]:
         return snapshot["final_ap_loss"], "*"
@@ -158,17 +160,15 @@ def final_of(result: Record) -> tuple[float, str]:
 
 
 def markdown(record: Record) -> str:
-    """The final AP-loss of each optimisation, by the number of proposals."""
+    """The final AP-loss of each optimisation and each start, by the number of proposals."""
     results = results_of(record)
     numbers = STUDIES[record["request"]["scale"]].numbers
     rows = []
     for name, optimisation in OPTIMISATIONS.items():
-        texts = [optimisation.words]
-        for number in numbers:
-            key = key_of(name, number)
-            text = missing_text(record, key)
-            texts.append(text or "{:.3f}{}".format(*final_of(results[key])))
-        rows.append(texts)
+        for start, words in (("from_start", "backbone"), ("from_snapshot", "snapshot")):
+            keys = [key_of(name, number) for number in numbers]
+            texts = [missing_text(record, key) or _text(results[key][start]) for key in keys]
+            rows.append([f"{optimisation.words}, from the {words}", *texts])
     ratios = ["negatives to a positive"]
     for number in numbers:
         found = [results.get(key_of(name, number)) for name in OPTIMISATIONS]
@@ -176,6 +176,12 @@ def markdown(record: Record) -> str:
         ratios.append(NO_NUMBER if ratio is None else f"{ratio:,.0f}")
     heading = ["final AP-loss, proposals:", *(f"{number or ALL}" for number in numbers)]
     return page(record, SUMMARY, [markdown_table(heading, [*rows, ratios])], notes(record))
+
+
+def _text(training: Record | None) -> str:
+    if training is None:
+        return NO_NUMBER
+    return f"{training['final_ap_loss']:.3f}{'' if training['has_converged'] else '!'}"
 
 
 def figure(record: Record, path: Path) -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,16 @@ def train_with_proposals(
     parts = prepare(config, request.device)
     with closing(parts.loader):
         start = _copied(parts.detector)
-        counted, curve = _train(parts, config, study, number, request)
+        proposer = partial(_proposer, parts, config, study, request)
+        counted, curve = _train(parts, config, proposer, number)
         from_start = _described(curve)
         from_snapshot = None
-        if number is not None and number <= study.snapshot_proposals:
-            pass  # the snapshot would be of the same training, or of a harder one
-        elif not from_start["has_converged"]:
-            weights = _snapshot(parts, start, config, study, request)
+        # With no more proposals than the snapshot has, it would be of the same training.
+        if number is None or number > study.snapshot_proposals:
+            weights = _snapshot(parts, start, config, proposer, study, request)
             parts.detector.load_state_dict(weights)
-            from_snapshot = _described(_train(parts, config, study, number, request)[1])
+            _, curve = _train(parts, config, proposer, number)
+            from_snapshot = _described(curve, from_start["initial_ap_loss"])
     return {
         "anchors": counted.num_anchors,
         "imbalance": counted.imbalance,
@@ -87,14 +89,16 @@ def train_with_proposals(
 
 
 def _train(
-    parts: Parts, config: Config, study: Study, number: int | None, request: Request
+    parts: Parts, config: Config, proposer: Callable[[], Detector], number: int | None
 ) -> tuple[Counted, Curve]:
-    """Train `parts.detector` from the weights that it has."""
+    """Train `parts.detector` from the weights that it has.
+
+    proposer: makes the proposal network; config may be of a shorter training than that one's.
+    """
     criterion: Callable[..., Losses] = parts.criterion
     detector: nn.Module = parts.detector
     if number is not None:
-        proposer = _proposer(parts, config, study, request)
-        detector = WithProposals(proposer, parts.detector)
+        detector = WithProposals(proposer(), parts.detector)
         criterion = ProposalCriterion(_assigner(config), build.class_loss(config.loss), number)
     counted = Counted(criterion)
     name = f"{config.loss.name}, {'all anchors' if number is None else f'{number} proposals'}"
@@ -129,14 +133,19 @@ def _proposer(parts: Parts, config: Config, study: Study, request: Request) -> D
 
 
 def _snapshot(
-    parts: Parts, start: dict[str, Tensor], config: Config, study: Study, request: Request
+    parts: Parts,
+    start: dict[str, Tensor],
+    config: Config,
+    proposer: Callable[[], Detector],
+    study: Study,
+    request: Request,
 ) -> dict[str, Tensor]:
     """The weights after a short training with few proposals, which is run if it was not yet."""
 
     def train() -> dict[str, Tensor]:
         parts.detector.load_state_dict(start)
         shortened = _shortened(config, parts, study.snapshot_part)
-        _, curve = _train(parts, shortened, study, study.snapshot_proposals, request)
+        _, curve = _train(parts, shortened, proposer, study.snapshot_proposals)
         if curve.error:
             raise TrainingError(f"the snapshot: {curve.error}")
         return parts.detector.state_dict()
@@ -176,8 +185,11 @@ def _copied(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-def _described(curve: Curve) -> dict[str, Any]:
-    """A curve for JSON: where it began and ended, and the means of at most 500 stretches of it."""
+def _described(curve: Curve, initial: float | None = None) -> dict[str, Any]:
+    """A curve for JSON: where it began and ended, and the means of at most 500 stretches of it.
+
+    initial: the AP-loss that it is compared with; None: that of its own first steps.
+    """
     if all(value is None for value in curve.ap_losses):
         raise TrainingError(curve.error or "no batch has an object")
     size = -(-len(curve.ap_losses) // _POINTS)
@@ -185,7 +197,11 @@ def _described(curve: Curve) -> dict[str, Any]:
     for first in range(0, len(curve.ap_losses), size):
         stretch = [v for v in curve.ap_losses[first : first + size] if v is not None]
         means.append(round(sum(stretch) / len(stretch), 6) if stretch else None)
-    described = {**summary_of(curve.ap_losses), "steps_of_a_mean": size, "ap_losses": means}
+    described = {
+        **summary_of(curve.ap_losses, initial),
+        "steps_of_a_mean": size,
+        "ap_losses": means,
+    }
     if curve.error:
         described |= {"error": curve.error, "has_converged": False}
     return described

@@ -82,10 +82,13 @@ def window_mean(values: Sequence[float | None], size: int, *, from_end: bool = F
     return sum(chosen) / len(chosen)
 
 
-def summary_of(ap_losses: Sequence[float | None]) -> dict[str, Any]:
+def summary_of(
+    ap_losses: Sequence[float | None], initial_ap_loss: float | None = None
+) -> dict[str, Any]:
     """Where a training began and ended: the means over the first and the last tenth of the steps.
 
-    has_converged: whether the AP-loss fell by at least 5 % of its initial value.
+    has_converged: whether the AP-loss fell by at least 5 % of its initial value. initial_ap_loss:
+    that of an untrained network, where this training began with a trained one, and may stay there.
 
     >>> summary_of([1.0] * 10 + [0.5] * 10)
     {'initial_ap_loss': 1.0, 'final_ap_loss': 0.5, 'has_converged': True}
@@ -96,7 +99,8 @@ def summary_of(ap_losses: Sequence[float | None]) -> dict[str, Any]:
     return {
         "initial_ap_loss": initial,
         "final_ap_loss": final,
-        "has_converged": final <= (1 - _LEAST_DECREASE) * initial,
+        "has_converged": final
+        <= (1 - _LEAST_DECREASE) * (initial if initial_ap_loss is None else initial_ap_loss),
     }
 
 
