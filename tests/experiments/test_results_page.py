@@ -124,16 +124,18 @@ def test_the_introduction_says_where_all_rows_come_from(record_of: Any) -> None:
 def test_what_has_no_record_is_listed(record_of: Any) -> None:
     text = results_page({"delta": record_of("delta", {"1": training(30)})})
     listed = text.partition("## Not run\n\n")[2].splitlines()
-    names = [name for name in ITEMS if name != "delta"]
+    others = [item.name for item in EXPERIMENTS if item.name not in ITEMS]
+    names = [name for name in (*ITEMS, *others) if name != "delta"]
+    assert set(names) | {"delta"} == {item.name for item in EXPERIMENTS}
     assert listed == [f"- `{name}`: {experiment(name).summary}" for name in names]
 
 
 def test_a_page_of_all_items_lists_none(record_of: Any) -> None:
-    records = {name: record_of(name, {}, ["a row"]) for name in ITEMS}
-    text = results_page(records)
+    names = [*ITEMS, *(item.name for item in EXPERIMENTS if item.name not in ITEMS)]
+    text = results_page({name: record_of(name, {}, ["a row"]) for name in reversed(names)})
     assert "Not run\n" not in text
     assert [line.split(":")[0] for line in headings(text) if line.startswith("## ")] == [
-        f"## {name}" for name in ITEMS
+        f"## {name}" for name in names
     ]
 
 
@@ -199,6 +201,19 @@ def test_the_best_other_loss_is_that_of_each_metric(record_of: Any) -> None:
     assert "**RetinaNet, long schedule: 8 epochs**" in text
     differences = "AP +3.00 (AUC-Loss), AP50 +3.00 (AUC-Loss), AP75 -4.00 (Focal Loss)."
     assert f"AP-Loss less the best other loss: {differences}" in text
+
+
+def test_the_part_says_whose_learning_rate_lies_at_the_edge(record_of: Any) -> None:
+    rates = record_of("rates-retinanet", {f"AP-Loss: {rate}": training(rate) for rate in (1, 2, 3)})
+    for rate in (1, 2, 3):
+        config = {"loss": {"name": "ap"}, "training": {"learning_rate": rate}}
+        rates["rows"][f"AP-Loss: {rate}"]["settings"] = {"config": config}
+    evidence = record_of("evidence-retinanet", seeds("short", {"AP-Loss": [30]}))
+    records = {"rates-retinanet": rates, "evidence-retinanet": evidence}
+    edge = "At the edge of the learning rates that were tried: AP-Loss."
+    assert edge in readme_part(records).splitlines()
+    rates["rows"]["AP-Loss: 2"]["result"] = training(9)
+    assert "At the edge" not in readme_part(records)
 
 
 @pytest.mark.parametrize("values", [{"AP-Loss": [1.0]}, {"AUC-Loss": [1.0]}])

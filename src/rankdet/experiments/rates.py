@@ -120,10 +120,14 @@ def _mark(record: Record, name: str, rate: float) -> str:
     planned = [key for key in record["plan"] if key.startswith(f"{name}: ")]
     if any("result" not in record["rows"].get(key, {}) for key in planned):
         return "best so far"
+    return "chosen, **at the edge of what was tried**" if is_edge(record, name, rate) else "chosen"
+
+
+def is_edge(record: Record, name: str, rate: float) -> bool:
+    """Whether a rate of a loss is the lowest or the highest that was tried."""
     tried = tried_rates(record, LOSSES[name])
     # Of the two in the long schedule, each would be.
-    is_edge = len(tried) > NUM_KEPT and rate in (min(tried), max(tried))
-    return "chosen, **at the edge of what was tried**" if is_edge else "chosen"
+    return len(tried) > NUM_KEPT and rate in (min(tried), max(tried))
 
 
 def tuned_config(detector: str, loss: str, rate: float, schedule: str, request: Request) -> Config:

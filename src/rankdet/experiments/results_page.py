@@ -15,14 +15,14 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from rankdet.errors import ConfigError
-from rankdet.experiments import evidence
+from rankdet.experiments import evidence, rates
 from rankdet.experiments.comparison import LOSSES, METRICS
 from rankdet.experiments.experiment import Record, read_record
-from rankdet.experiments.items import experiment
+from rankdet.experiments.items import EXPERIMENTS, experiment
 from rankdet.experiments.tables import markdown_table
 
 SCALE = "voc320"
-# What the page shows, in this order; records of other items come after these.
+# What the page shows first, in this order; the other items come after these.
 ITEMS = (
     *("rates-retinanet", "rates-retinanet-long", "evidence-retinanet"),
     *("rates-ssd", "rates-ssd-long", "evidence-ssd", "rois"),
@@ -77,7 +77,7 @@ def read_records(folder: Path) -> dict[str, Record]:
 
 def results_page(records: Mapping[str, Record], pictures: str = f"pictures/{SCALE}") -> str:
     """The Markdown page of records by their items. pictures: where ITEM.png are, from the page."""
-    names = [*ITEMS, *(name for name in records if name not in ITEMS)]
+    names = [*ITEMS, *(item.name for item in EXPERIMENTS if item.name not in ITEMS)]
     parts = [f"{PAGE_MARK}: made from records, not by hand -->", f"# {_TITLE}", _INTRODUCTION]
     parts.append(_origin(records) if records else _NOTHING)
     parts += [_section(records[name], pictures) for name in names if name in records]
@@ -99,6 +99,7 @@ def readme_part(records: Mapping[str, Record]) -> str:
         for schedule in evidence.SCHEDULES:
             if one.name in shown and _has_numbers(shown[one.name], schedule):
                 parts += _accuracy(one, shown[one.name], schedule)
+                parts += _edges(one.tunings[schedule], records)
     return "\n\n".join([*parts, _PART_NOTES, _origin(shown)]) if parts else _NOTHING
 
 
@@ -187,6 +188,22 @@ def _provenances(record: Record) -> list[Mapping[str, Any]]:
 
 def _has_numbers(record: Record, schedule: str) -> bool:
     return any(evidence.values_of(record, schedule, name, METRICS[0]) for name in LOSSES)
+
+
+def _edges(tuning: rates.Rates, records: Mapping[str, Record]) -> list[str]:
+    """A sentence on losses whose best learning rate may not be among those that were tried."""
+    record = records.get(tuning.name)
+    if record is None:
+        return []
+    chosen = rates.chosen_rates(record)
+    names = [
+        name
+        for name, loss in LOSSES.items()
+        if loss in chosen and rates.is_edge(record, name, chosen[loss])
+    ]
+    if not names:
+        return []
+    return [f"At the edge of the learning rates that were tried: {', '.join(names)}."]
 
 
 def _accuracy(one: evidence.Evidence, record: Record, schedule: str) -> list[str]:
