@@ -52,6 +52,13 @@ def test_a_detector_goes_through_every_command(
     results = json.loads((run / "results.json").read_text())
     assert results["data"]["num_images"] == 2
     assert 0 <= results["metrics"]["AP"] <= 100
+    attacks = ["--limit", 1, "--patch-steps", 1, "--deepfool-objects", 1, "--device", "cpu"]
+    rankdet("robustness", run, data, "--split", "val", *attacks, "--workers", 0)
+    content = json.loads((run / "robustness.json").read_text())
+    assert [row["name"] for row in content["perturbations"]] == [
+        *("original", "black", "random", "flip", "adversarial", "noise")
+    ]
+    assert content["deepfool"]["num_attacked"] <= content["deepfool"]["num_detected"]
     images = data / "val"
     rankdet("predict", run, images, "--out", found, "--threshold", 0.0, "--device", "cpu")
     content = json.loads((found / "detections.json").read_text())

@@ -149,6 +149,17 @@ def test_with_targets_the_rois_are_chosen_and_hold_the_objects(
     assert all(box in rows for box in TARGETS[0].boxes.tolist())
 
 
+@torch.no_grad()
+def test_more_rois_than_torchvisions_2000_are_really_reached() -> None:
+    config = DetectorConfig(name="faster_rcnn", backbone="small", norm="group", rois=2500)
+    torch.manual_seed(0)
+    detector = build.detector(config, NUM_CLASSES, "sigmoid")
+    target = make_target([[10, 10, 60, 60]], size=(256, 256))
+    _, second = detector(torch.rand(1, 3, 256, 256), [target])
+    assert second.is_padding is not None
+    assert (~second.is_padding).sum() == 2500
+
+
 def test_an_image_has_the_same_predictions_in_any_batch(small: FasterRCNN, images: Tensor) -> None:
     _, together = small(images, TARGETS)
     _, alone = small(images[:1], TARGETS[:1])

@@ -141,12 +141,20 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_file_of_torchvisions_ssd_is_a_softmax_with_the_classes_of_coco(tmp_path: Path) -> None:
-    config = DetectorConfig(name="ssd", backbone="small", norm="group")
+@pytest.mark.parametrize(
+    ("name", "output", "repeats"),
+    [
+        ("ssd", "head.classification_head.module_list.0.bias", 4),  # boxes at a place
+        ("faster_rcnn", "roi_heads.box_predictor.cls_score.bias", 1),
+    ],
+)
+def test_a_file_of_torchvisions_others_is_a_softmax_with_the_classes_of_coco(
+    name: str, output: str, repeats: int, tmp_path: Path
+) -> None:
+    config = DetectorConfig(name=name, backbone="small", norm="group")
     source = build.detector(config, 90, "softmax").state_dict()
-    output = "head.classification_head.module_list.0.bias"
-    source[output] = torch.arange(91.0).repeat(4)  # as many columns as torchvision's SSD300
-    file = tmp_path / "ssd.pth"
+    source[output] = torch.arange(91.0).repeat(repeats)  # as many columns as torchvision's
+    file = tmp_path / "coco.pth"
     torch.save(source, file)
     names = list(TORCHVISION_COCO_CLASSES)
     for activation in ("sigmoid", "softmax"):
@@ -158,7 +166,7 @@ def test_a_file_of_torchvisions_ssd_is_a_softmax_with_the_classes_of_coco(tmp_pa
         found = [round(value, 2) for value in detector.state_dict()[output].tolist()]
         fresh = FRESH if activation == "sigmoid" else 0.0
         expected = [names.index("bus"), fresh, names.index("cat")]
-        assert found[: len(found) // 4] == ([0.0] if activation == "softmax" else []) + expected
+        assert found == (([0.0] if activation == "softmax" else []) + expected) * repeats
 
 
 def test_a_file_of_another_detector_is_refused(tmp_path: Path) -> None:

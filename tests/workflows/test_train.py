@@ -459,6 +459,19 @@ def test_every_loss_trains_by_its_name(loss: str, tmp_path: Path) -> None:
     assert (out / "results.json").exists()
 
 
+@pytest.mark.parametrize("name", ["small-ssd", "small-faster-rcnn"])
+@pytest.mark.parametrize("loss", ["auc", "focal", "ghm", "dr", "smooth_ap", "hinge_ap"])
+def test_every_loss_trains_the_other_detectors_too(loss: str, name: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    config = replace(tiny(epochs=1, batch_size=4), detector=recipe(name).detector)
+    assert run(out, replace(config, loss=LossConfig(loss))) == 0
+    step = rows(out)[0]
+    key = "roi.class_loss" if name == "small-faster-rcnn" else "class_loss"
+    assert step[key] > 0
+    assert step["gradient_norm"] > 0
+    assert (out / "results.json").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

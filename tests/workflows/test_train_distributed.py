@@ -266,13 +266,21 @@ def test_only_process_0_speaks(tmp_path: Path, world: World) -> None:
 # Going on
 
 
-@pytest.mark.parametrize(("num_processes", "step"), [(2, 3), (3, 6)])
+@pytest.mark.parametrize(
+    ("name", "num_processes", "step"),
+    [
+        *((None, 2, 3), (None, 3, 6)),
+        pytest.param("small-ssd", 2, 3, marks=pytest.mark.slow),
+        pytest.param("small-faster-rcnn", 2, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_stopped_run_goes_on_bit_for_bit(
-    num_processes: int, step: int, tmp_path: Path, world: World
+    name: str | None, num_processes: int, step: int, tmp_path: Path, world: World
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    plan = Plan(stopped, tiny(save_every=2))
-    assert statuses(world([Plan(whole, tiny())] * num_processes)) == [0] * num_processes
+    config = tiny() if name is None else of_recipe(name, "ap")
+    plan = Plan(stopped, replace(config, training=replace(config.training, save_every=2)))
+    assert statuses(world([Plan(whole, config)] * num_processes)) == [0] * num_processes
     # Only the last of them gets the signal.
     last = replace(plan, fate="get_sigterm", step=step)
     ended = world([*[plan] * (num_processes - 1), last])
