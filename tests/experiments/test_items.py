@@ -137,6 +137,33 @@ def test_an_experiment_runs_at_the_scale_of_the_paper(
     check_ends(item, request)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "key", "stage"),
+    [
+        ("losses-voc", "RetinaNet + PASCAL VOC: AP-Loss", "retinanet"),
+        ("losses-ssd", "SSD + PASCAL VOC: CE-Loss + OHEM", "ssd"),
+        ("losses-ssd", "SSD + PASCAL VOC: AP-Loss", "ssd"),
+        ("rois", "Faster: 4096", "roi"),
+        ("rois", "Faster+AP-Loss: 4096", "roi"),
+    ],
+)
+def test_the_paper_s_own_networks_and_images_take_two_steps(
+    name: str, key: str, stage: str, tmp_path: Path, voc_devkit: Path
+) -> None:
+    """Nothing is made smaller but the number of steps and of their images."""
+    changes = ("training.max_steps=2", "training.batch_size=2", "detector.weights=none")
+    changes = (*changes, "data.workers=0", "evaluation.every=0", "evaluation.batch_size=1")
+    request = Request("paper", tmp_path, voc=str(voc_devkit), device="cpu", changes=changes)
+    rows = [row for row in experiment(name).plan(request) if row.key == key]
+    record = reproduce(replace(experiment(name), plan=lambda _: rows, figure=no_figure), request)
+    result = record["rows"][key]["result"]
+    assert result["training"]["steps"] == 2
+    assert set(result["metrics"]) >= {"AP", "AP50", "AP75"}
+    if stage == "roi":
+        assert result["training"]["counts"]["roi.boxes_per_image"] == 4096
+
+
 def test_the_rows_of_voc12_at_the_scale_of_the_paper_are_files_for_its_server(
     shared_out: Path, voc_devkit: Path
 ) -> None:
