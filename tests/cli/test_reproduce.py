@@ -249,3 +249,24 @@ def test_every_experiment_has_its_own_help() -> None:
     text = invoke("reproduce", "--help").output
     for item in EXPERIMENTS:
         assert item.name in text
+
+
+def test_seeds_are_told_where_an_experiment_has_none(calls: Calls, tmp_path: Path) -> None:
+    result = invoke("reproduce", "delta", "--seeds", "2", "--out", str(tmp_path))
+    assert result.exit_code == 0
+    assert "--seeds 2 is not used: this experiment has --seed alone." in result.output
+    result = invoke("reproduce", "evidence-ssd", "--seeds", "2", "--out", str(tmp_path))
+    assert "is not used" not in result.output
+    assert [request.seeds for _, request, _ in calls.requests] == [2, 2]
+
+
+def test_a_number_of_a_record_that_is_none_is_told_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "delta.json"
+    row = {"settings": {}, "result": {"metrics": {"AP": "x", "AP50": 1.0, "AP75": 1.0}}}
+    record = {"rankdet_reproduction": 1, "item": "delta", "labels": [], "plan": ["1"]}
+    record |= {"request": {"scale": "smoke", "seed": 0}, "rows": {"1": row}}
+    file.write_text(json.dumps(record))
+    result = invoke("reproduce", "table", str(file))
+    assert result.exit_code == 1
+    assert isinstance(result.exception, RankdetError | SystemExit)
+    assert "Traceback" not in result.output

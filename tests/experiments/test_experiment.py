@@ -291,3 +291,54 @@ def test_rows_that_no_row_is_called_are_refused_with_those_that_there_are(
     with pytest.raises(ConfigError, match=r"--rows c: no row of study has .*: a, b\."):
         reproduce(study.experiment, replace(request_, rows="c"))
     assert not (request_.out / "study.json").exists()
+
+
+def seeded(study: Study, num_seeds: int) -> Experiment:
+    """The experiment with a row for each of so many seeds."""
+    study.settings = {f"seed {seed}": {"seed": seed} for seed in range(num_seeds)}
+    return replace(study.experiment, has_seeds=True)
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_rows_of_more_seeds_than_are_asked_for_now_are_kept(
+    is_forced: bool, study: Study, request_: Request
+) -> None:
+    before = reproduce(seeded(study, 3), request_)
+    after = reproduce(seeded(study, 1), request_, is_forced=is_forced)
+    assert after["rows"] == before["rows"]
+    assert after["plan"] == ["seed 0", "seed 1", "seed 2"]
+    assert study.calls == ["seed 0", "seed 1", "seed 2"]
+
+
+def test_seeds_of_another_request_are_left_out_by_force_and_it_is_said(
+    study: Study, request_: Request, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reproduce(seeded(study, 2), request_)
+    other = replace(request_, changes=("training.epochs=9",))
+    study.settings = {"seed 0": {"seed": 0, "epochs": 9}}
+    record = reproduce(replace(study.experiment, has_seeds=True), other, is_forced=True)
+    assert list(record["rows"]) == ["seed 0"]
+    said = "".join(capsys.readouterr())
+    assert "study: 2 rows of the record of other settings are left out (--force)" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda record: record["rows"].update(a=None), "the row a is not as it was written"),
+        (lambda record: record["rows"].update(a="x"), "the row a is not as it was written"),
+        (lambda record: record["rows"]["a"].update(result={}), "the row a is not as it was"),
+        (lambda record: record["rows"]["a"].update(result=[1]), "the row a is not as it was"),
+        (lambda record: record["request"].update(scale="huge"), "request.scale is not as it was"),
+    ],
+)
+def test_a_record_whose_rows_were_changed_is_refused(
+    change: Callable[[Any], None], words: str, study: Study, request_: Request
+) -> None:
+    file = request_.out / "study.json"
+    content = reproduce(study.experiment, request_)
+    change(content)
+    file.write_text(json.dumps(content))
+    with pytest.raises(RankdetError, match=f"{words}.*Put back a copy"):
+        read_record(file)
+    assert json.loads(file.read_text()) == content

@@ -228,16 +228,19 @@ def test_without_a_record_the_rates_are_the_scale_s_own(
     own = {"ap": 0.004, "focal": 0.003}  # others have that of AP-loss
     monkeypatch.setitem(scales.LEARNING_RATES, "ssd", own)
     expected = {"ohem": 0.004, "focal": 0.003, "auc": 0.004, "ap": 0.004}
-    assert rates.best_rates(SSD, voc320) == expected
-    smoke = rates.best_rates(RETINANET, replace(voc320, scale="smoke"))
+    assert rates.best_rates(SSD, voc320)[0] == expected
+    smoke, chosen_by = rates.best_rates(RETINANET, replace(voc320, scale="smoke"))
+    assert chosen_by.startswith("those of the scale, since `rates-retinanet` was not run")
     assert smoke == pytest.approx(dict.fromkeys(LOSSES.values(), 0.0015))
 
 
 def test_with_a_finished_record_the_rates_are_those_it_chose(voc320: Request) -> None:
     write(finished(voc320, ap={**dict.fromkeys(AP_OF_RATES, DIVERGED), 0.01: result(2.0)}), voc320)
     expected = {"ohem": 0.005, "focal": 0.005, "auc": 0.005, "ap": 0.01}
-    assert rates.best_rates(RETINANET, voc320) == expected
-    assert rates.best_rates(SSD, voc320) != expected  # it has a record of its own
+    chosen, chosen_by = rates.best_rates(RETINANET, voc320)
+    assert chosen == expected
+    assert chosen_by == "chosen by `rates-retinanet` on images held out of the training split"
+    assert rates.best_rates(SSD, voc320)[0] != expected  # it has a record of its own
 
 
 def test_the_long_schedule_takes_its_own_choice_or_else_that_of_the_short_one(
@@ -245,12 +248,12 @@ def test_the_long_schedule_takes_its_own_choice_or_else_that_of_the_short_one(
 ) -> None:
     write(finished(voc320), voc320)
     short = dict.fromkeys(LOSSES.values(), 0.005)
-    assert rates.best_rates(RETINANET_LONG, voc320) == short
+    assert rates.best_rates(RETINANET_LONG, voc320)[0] == short
     results = {row.key: result(10.0) for row in RETINANET_LONG.plan(voc320)}
     results["AP-Loss: 0.01"] = result(11.0)
     write(record_of(results, voc320, RETINANET_LONG), voc320, RETINANET_LONG)
-    assert rates.best_rates(RETINANET_LONG, voc320) == {**short, "ap": 0.01}
-    assert rates.best_rates(RETINANET, voc320) == short
+    assert rates.best_rates(RETINANET_LONG, voc320)[0] == {**short, "ap": 0.01}
+    assert rates.best_rates(RETINANET, voc320)[0] == short
 
 
 def test_a_record_of_another_scale_is_refused(voc320: Request) -> None:
@@ -405,4 +408,4 @@ def test_a_training_that_diverges_is_a_row_that_says_so_and_is_not_tried_again(
     reproduce(RETINANET_EXPERIMENT, voc320)
     assert len(calls) == 16
     expected = {"ohem": 0.02, "focal": 0.02, "auc": 0.02, "ap": 0.01}
-    assert rates.best_rates(RETINANET, voc320) == expected
+    assert rates.best_rates(RETINANET, voc320)[0] == expected

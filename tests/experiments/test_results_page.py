@@ -121,6 +121,13 @@ def test_the_introduction_says_where_all_rows_come_from(record_of: Any) -> None:
     assert introduction.startswith(f"{PAGE_MARK}: ")
 
 
+def test_the_introduction_names_settings_that_a_user_has_changed(record_of: Any) -> None:
+    delta = record_of("delta", {"1": training(30)})
+    delta["request"]["changes"] = ["data.size=64"]
+    text = results_page({"delta": delta}).partition("\n## ")[0]
+    assert "Not as the scale has it in some records: data.size=64." in text
+
+
 def test_what_has_no_record_is_listed(record_of: Any) -> None:
     text = results_page({"delta": record_of("delta", {"1": training(30)})})
     listed = text.partition("## Not run\n\n")[2].splitlines()

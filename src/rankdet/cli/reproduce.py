@@ -102,10 +102,11 @@ Jobs = Annotated[
     ),
 ]
 Seeds = Annotated[
-    int,
+    int | None,
     typer.Option(
         min=1,
         max=100,
+        show_default="3",
         help=f"How many seeds, from --seed on; for {_WITH_SEEDS}. Others have --seed alone.",
     ),
 ]
@@ -158,13 +159,20 @@ def remake_tables(
     force: Force = False,
 ) -> None:
     """Make the Markdown table and the figure of a record again, from its JSON file alone."""
-    from rankdet.experiments.experiment import read_record, refuse_foreign_views, write_views
+    from rankdet.experiments.experiment import (
+        read_record,
+        refuse_foreign_views,
+        shown_from,
+        write_views,
+    )
 
     for file in files:
         record = read_record(file)
         item = item_of(record["item"])
         refuse_foreign_views(item, file.parent, is_forced=force)
-        for written in write_views(item, record, file.parent):
+        with shown_from(file):
+            files = write_views(item, record, file.parent)
+        for written in files:
             typer.echo(f"Wrote {written}.")
 
 
@@ -203,7 +211,7 @@ def make_page(
 
     Items without a record are listed at its end.
     """
-    from rankdet.experiments.experiment import figure_bytes
+    from rankdet.experiments.experiment import figure_bytes, shown_from
     from rankdet.experiments.figures import FIGURE_MARK, with_few_colours
     from rankdet.experiments.results_page import (
         PAGE_MARK,
@@ -221,12 +229,13 @@ def make_page(
     for figure in figures.values():
         refuse_foreign(figure, FIGURE_MARK, force)
     files: dict[Path, bytes] = {}
-    if readme is not None:  # first: it may lack the marks
-        text = readme.read_text(encoding="utf-8")
-        files[readme] = with_part(text, readme_part(records), str(readme)).encode()
-    files[out] = results_page(records, pictures.as_posix()).encode()
-    for name, figure in figures.items():
-        files[figure] = with_few_colours(figure_bytes(item_of(name), records[name]))
+    with shown_from(folder):
+        if readme is not None:  # first: it may lack the marks
+            text = readme.read_text(encoding="utf-8")
+            files[readme] = with_part(text, readme_part(records), str(readme)).encode()
+        files[out] = results_page(records, pictures.as_posix()).encode()
+        for name, figure in figures.items():
+            files[figure] = with_few_colours(figure_bytes(item_of(name), records[name]))
     for file, content in files.items():
         write_whole(file, content)
         typer.echo(f"Wrote {file}.")
@@ -261,7 +270,7 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
         out: OutFolder = None,
         device: Device = None,
         seed: Seed = 0,
-        seeds: Seeds = 3,
+        seeds: Seeds = None,
         rows: Rows = "",
         jobs: Jobs = 1,
         delete_runs: DeleteRuns = False,
@@ -278,10 +287,12 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
             seed=seed,
             jobs=jobs,
             changes=tuple(settings or ()),
-            seeds=seeds,
+            seeds=3 if seeds is None else seeds,
             deletes_runs=delete_runs,
             rows=rows,
         )
+        if seeds is not None and not any(item.has_seeds for item in items):
+            typer.echo(f"--seeds {seeds} is not used: this experiment has --seed alone.", err=True)
         _run(items, request, force)
 
     return reproduce_items

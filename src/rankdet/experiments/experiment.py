@@ -19,8 +19,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,10 @@ def read_record(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise RankdetError(f"{file}: this is not JSON: {error}. The file was changed.") from error
+        raise RankdetError(
+            f"{file}: this is no record: it is not JSON: {error}. Put back a copy of it, or remove "
+            "it and run the experiment again."
+        ) from error
     if not isinstance(content, dict) or content.get(_KEY) != _VERSION:
         found = content.get(_KEY) if isinstance(content, dict) else None
         raise RankdetError(
@@ -208,8 +211,33 @@ def read_record(file: Path) -> dict[str, Any]:
         )
     for name, kind in (("item", str), ("request", dict), ("plan", list), ("rows", dict)):
         if not isinstance(content.get(name), kind):
-            raise RankdetError(f"{file}: {name} is not as it was written. The file was changed.")
+            raise _changed(file, name)
+    if content["request"].get("scale") not in SCALES:
+        raise _changed(file, "request.scale")
+    for key, row in content["rows"].items():
+        is_row = isinstance(row, dict) and (
+            isinstance(row.get("error"), str)
+            or (isinstance(row.get("result"), dict) and row["result"])
+        )
+        if not is_row:
+            raise _changed(file, f"the row {key}")
     return content
+
+
+@contextmanager
+def shown_from(file: Path) -> Iterator[None]:
+    """RankdetError, where what is shown of a record fails: a number in it is no number, say."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _changed(file, f"a row ({type(error).__name__}: {error})") from error
+
+
+def _changed(file: Path, what: str) -> RankdetError:
+    return RankdetError(
+        f"{file}: {what} is not as it was written: the file was changed, or another version of "
+        "rankdet wrote it. Put back a copy of it, or remove it and run the experiment again."
+    )
 
 
 def results_of(record: Record) -> dict[str, Any]:
@@ -255,6 +283,12 @@ def _begun_record(
             return record
         raise
     settings = {row.key: _as_json(row.settings) for row in rows}
+    if experiment.has_seeds and stored["request"] == record["request"]:
+        # Rows of more seeds than are asked for now stay as they are.
+        settings |= {
+            key: row.get("settings") for key, row in stored["rows"].items() if key not in settings
+        }
+        record["plan"] = list(settings)
     same = {
         key: row for key, row in stored["rows"].items() if row.get("settings") == settings.get(key)
     }
@@ -263,6 +297,9 @@ def _begun_record(
         for key in stored["rows"]:
             if key not in same:
                 raise _other_settings(file, key, stored["rows"][key], settings.get(key))
+    elif len(same) < len(stored["rows"]):
+        lost = counted(len(stored["rows"]) - len(same), "row")
+        say(f"{experiment.name}: {lost} of the record of other settings are left out (--force).")
     record["rows"] = {key: same[key] for key in record["plan"] if key in same}
     return record
 
@@ -282,7 +319,7 @@ def _refuse_other_request(file: Path, stored: Record, wanted: Record) -> None:
 
 def _other_settings(file: Path, key: str, row: Record, wanted: Any) -> RankdetError:
     if wanted is None:
-        what = "is no row of the experiment now. There were more --seeds, or another version of "
+        what = "is no row of the experiment now. It was made by another version of "
     else:
         differences = "; ".join(_differences(row.get("settings"), wanted)[:3])
         what = f"has other settings than now: {differences}. It was made by another version of "

@@ -183,17 +183,20 @@ def _by_value(record: Record, loss: str) -> list[float]:
     return sorted(values, key=values.__getitem__, reverse=True)
 
 
-def best_rates(rates: Rates, request: Request) -> dict[str, float]:
-    """The learning rate of each loss: chosen by the record in the folder, or else the scale's own.
+def best_rates(rates: Rates, request: Request) -> tuple[dict[str, float], str]:
+    """The learning rate of each loss, and in words who chose them.
 
-    Without a record of the long schedule, that of the short one chooses. ConfigError if there is a
-    record that cannot choose: see `_finished_record`.
+    That is the record in the folder; without one of the long schedule, that of the short one; or
+    else they are the scale's own. ConfigError if there is a record that cannot choose: see
+    `_finished_record`.
     """
     if (record := _finished_record(rates, request)) is not None:
-        return chosen_rates(record)
+        words = f"chosen by `{rates.name}` on images held out of the training split"
+        return chosen_rates(record), words
     if rates.first is not None:
         return best_rates(rates.first, request)
-    return {loss: _usual_rate(rates.detector, loss, request) for loss in LOSSES.values()}
+    usual = {loss: _usual_rate(rates.detector, loss, request) for loss in LOSSES.values()}
+    return usual, f"those of the scale, since `{rates.name}` was not run in the same folder"
 
 
 def _finished_record(rates: Rates, request: Request) -> Record | None:

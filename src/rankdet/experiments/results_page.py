@@ -179,7 +179,13 @@ def _origin(records: Mapping[str, Record]) -> str:
         "Commit": {str(entry.get("commit") or "") for entry in entries},
     }
     texts = {title: "; ".join(sorted(names - {""})) for title, names in found.items()}
-    return " ".join(f"{title}: {text or 'unknown'}." for title, text in texts.items())
+    sentences = [f"{title}: {text or 'unknown'}." for title, text in texts.items()]
+    changes = {
+        change for record in records.values() for change in record["request"].get("changes", ())
+    }
+    if changes:
+        sentences.append(f"Not as the scale has it in some records: {', '.join(sorted(changes))}.")
+    return " ".join(sentences)
 
 
 def _provenances(record: Record) -> list[Mapping[str, Any]]:

@@ -42,6 +42,10 @@ def set_class_loss(model: RetinaNet | SSD | FasterRCNN, loss: Loss) -> None:
     the state dict has the same keys (a loss with a state of its own, GHMLoss, adds it), and so has
     what the model gives in evaluation mode. Another call replaces the loss.
 
+    The heads of SSD and Faster R-CNN are made for a softmax: untrained, they give every box a
+    sigmoid score of about 0.5. Ranking losses do not mind. Focal loss and GHM begin with huge
+    values: fill the bias of the class outputs with -4.6 first, a score of 0.01, as RetinaNet has.
+
     Call it before the model is wrapped in DistributedDataParallel or compiled.
 
     Args:
