@@ -37,7 +37,9 @@ IMAGES = 5000  # of an epoch
 @pytest.fixture
 def voc320(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     """At voc320, with a learning rate of its own for each schedule and loss."""
-    monkeypatch.setattr(rates, "best_rates", lambda tuning, request: CHOSEN[tuning.schedule])
+    monkeypatch.setattr(
+        rates, "best_rates", lambda tuning, request: (CHOSEN[tuning.schedule], "chosen")
+    )
     return Request("voc320", tmp_path, voc="VOC2012")
 
 
@@ -267,6 +269,25 @@ def test_a_difference_has_welch_s_interval_and_the_paper_s_beside_it(voc320: Req
     assert len(lines) == 5
 
 
+def test_means_that_look_the_same_are_bold_together(voc320: Request) -> None:
+    results = seeds_of("AP-Loss", [0.251]) | seeds_of("Focal Loss", [0.252])
+    results |= seeds_of("AUC-Loss", [0.1])
+    texts = evidence.accuracy_texts(record_of(results, voc320), "short")
+    assert [texts[name, "AP"] for name in ("Focal Loss", "AUC-Loss", "AP-Loss")] == [
+        *("**0.25**", "0.10", "**0.25**")
+    ]
+    assert texts["AP-Loss", "AP50"] == "50.00"
+
+
+def test_an_interval_is_promised_only_where_there_is_one(voc320: Request) -> None:
+    results = seeds_of("AP-Loss", [30.0]) | seeds_of("Focal Loss", [29.0])
+    text = RETINANET.markdown(record_of(results, voc320))
+    assert "\nAP-Loss less each other loss:\n" in text
+    results = seeds_of("AP-Loss", [30.0, 31.0]) | seeds_of("Focal Loss", [29.0, 31.0])
+    text = RETINANET.markdown(record_of(results, voc320))
+    assert "less each other loss, with the 95 % interval of the difference:\n" in text
+
+
 def test_a_difference_is_that_of_its_own_schedule(voc320: Request) -> None:
     ours, theirs = [40.0, 42.5, 41.0], [39.0, 43.0]
     results = seeds_of("AP-Loss", [1.0, 2.0]) | seeds_of("Focal Loss", [7.0, 9.0])
@@ -348,9 +369,20 @@ def test_the_page_has_a_part_for_each_schedule_and_says_what_is_missing(voc320: 
     assert long < text.index("| AP-Loss | 0.00025 | 1 of 3, 1 failed | 40.00 |")
     assert "Not run yet: short: CE-Loss + OHEM: seed 0, " in text
     assert "Failed: long: AP-Loss: seed 1." in text
-    assert "`rates-retinanet` and `rates-retinanet-long` chose" in text
+    told = "- Learning rates of the {} schedule: chosen by `{}`, or those of the scale"
+    assert told.format("short", "rates-retinanet") in text
+    assert told.format("long", "rates-retinanet-long") in text
     assert "Paper: Comparison through different training losses." in text
     assert "shared the machine" not in text
+
+
+def test_the_page_says_who_chose_the_learning_rates_of_a_schedule(voc320: Request) -> None:
+    results = seeds_of("AP-Loss", [30.0, 31.0])
+    for entry, words in zip(results.values(), ("chosen by x", "those of the scale"), strict=True):
+        entry["learning_rate_from"] = words
+    text = RETINANET.markdown(record_of(results, voc320))
+    assert "- Learning rates of the short schedule: chosen by x; those of the scale." in text
+    assert "of the long schedule" not in text
 
 
 def test_the_page_says_how_many_trainings_shared_the_machine(voc320: Request) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rankdet.experiments import sheets
-from rankdet.experiments.comparison import Comparison, Variant
+from rankdet.experiments import robustness, sheets
+from rankdet.experiments.comparison import LOSSES, Comparison, Variant
 from rankdet.experiments.experiment import Record
+from rankdet.experiments.figures import begin_at_zero, count_in_wholes, new_figure
 
 
 def record_of(results: dict[str, dict[str, Any]]) -> Record:
@@ -58,6 +59,38 @@ def test_categories_are_bars_beside_each_other_and_nothing_joins_them(
     assert all(line.get_linestyle() == "None" for line in axes.lines)
     edges = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches)
     assert all(right < left for (_, right), (left, _) in itertools.pairwise(edges))
+
+
+@pytest.mark.parametrize("values", [[7.9, 8.0], [0.0, 0.0], []])
+def test_axes_from_zero_have_room_above_what_is_drawn(values: list[float]) -> None:
+    axes = new_figure(3, 3).subplots()
+    axes.plot(values, "o-")
+    begin_at_zero(axes)
+    bottom, top = axes.get_ylim()
+    assert bottom == 0
+    assert top > 1.05 * max(values, default=0.0)
+
+
+@pytest.mark.parametrize("steps", [[1], [1, 2, 3], [20, 600], list(range(50, 3001, 50))])
+def test_what_is_counted_has_ticks_at_whole_numbers(steps: list[int]) -> None:
+    axes = new_figure(3, 3).subplots()
+    axes.plot(steps, steps)
+    count_in_wholes(axes.xaxis)
+    ticks = axes.get_xticks().tolist()
+    assert ticks
+    assert all(tick == round(tick) for tick in ticks)
+
+
+def test_the_names_of_losses_stand_below_the_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(robustness, "save_figure", lambda figure, path: kept.append(figure))
+    robustness.figure(record_of({}), Path("unused.png"))
+    (drawn,) = kept
+    drawn.canvas.draw()
+    (legend,) = drawn.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(LOSSES)
+    lowest = min(axes.get_tightbbox().y0 for axes in drawn.axes)
+    assert legend.get_window_extent().y1 <= lowest
 
 
 def jpeg(width: int, height: int) -> dict[str, str]:

@@ -106,6 +106,13 @@ def test_the_table_shows_differences() -> None:
     assert "| AP-Loss, by itself | 2.00 | 4.00 |" in text
 
 
+def test_the_figure_has_ticks_at_the_batch_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(memory, "save_figure", lambda figure, path: kept.append(figure))
+    memory.figure(by_hand((1, 2)), Path("unused.png"))
+    assert [axes.get_xticks().tolist() for axes in kept[0].axes] == [[1, 2]] * 3
+
+
 def test_a_row_that_was_not_run_is_said_to_be_missing(tmp_path: Path) -> None:
     record = by_hand((1,))
     assert "| AP-Loss | +4.00 | not run |" in memory.markdown(record)

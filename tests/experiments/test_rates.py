@@ -311,6 +311,12 @@ def test_the_table_says_that_a_choice_lies_at_the_edge(rate: float, voc320: Requ
     assert sum("at the edge" in line for line in lines) == 1
 
 
+def test_rates_that_are_all_alike_have_no_edge(voc320: Request) -> None:
+    focal = {one: result(1.0) for one in AP_OF_RATES}
+    lines = RETINANET.markdown(finished(voc320, focal=focal)).splitlines()
+    assert "| Focal Loss | 0.0025 | 1.0 | 50.0 | 25.0 | chosen |" in lines
+
+
 def test_nothing_is_chosen_while_a_rate_of_the_loss_waits(voc320: Request) -> None:
     results = {"AP-Loss: 0.005": result(2.0), "AP-Loss: 0.01": result(3.0)}
     lines = RETINANET.markdown(record_of(results, voc320)).splitlines()

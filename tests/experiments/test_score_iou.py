@@ -91,7 +91,7 @@ def by_hand(names: list[str]) -> dict[str, Any]:
 def test_table_and_figure_from_a_record(tmp_path: Path) -> None:
     text = score_iou.markdown(by_hand(["AP-Loss"]))
     # Neither IoU nor score varies among the positives; all that touch nothing stand above 0.5.
-    assert "| AP-Loss | n/a | n/a | 100.000 | 100.000 | 0.000 | 0.000 |" in text
+    assert "| AP-Loss | n/a | n/a | 100.0 | 100.0 | 0.0 | 0.0 |" in text
     assert "| Focal Loss | not run |" in text
     score_iou.figure(by_hand(list(LOSSES)), tmp_path / "all.png")
     score_iou.figure(by_hand([]), tmp_path / "none.png")

@@ -16,6 +16,7 @@ from rankdet.experiments.tables import (
     markdown_table,
     missing_text,
     origin,
+    page,
 )
 
 COMMIT, MACHINE = "0123456789ab", "a machine"
@@ -251,6 +252,22 @@ def test_a_smallest_change_of_few_objects_is_said_to_be_the_threshold_s(tmp_path
     assert any("at its threshold already" in line for line in lines)
 
 
+def test_detectors_without_an_object_to_attack_are_said_to_have_none(tmp_path: Path) -> None:
+    item = experiment("robustness")
+    result = {
+        "perturbations": [{"name": "original", "metrics": {"AP50": 6.0}}],
+        "deepfool": {"norm_255": None, "success_rate": None, "num_attacked": 0},
+        "data": {"num_images": 2, "num_objects": 3},
+        "settings": {"limit": 2, "deepfool_objects": 1},
+        "patch": {"split": "train", "num_images": 16, "settings": {"steps": 1}},
+    }
+    text = "\n".join(lines_of(item, record_of(item, {"AP-Loss": result}), tmp_path))
+    assert "of those attacked: AP-Loss none to attack." in text
+    assert "no object has an anchor box that predicts its class" in text
+    assert "% of 0" not in text
+    assert "at its threshold already" not in text
+
+
 @pytest.mark.parametrize("item", EXPERIMENTS, ids=lambda item: item.name)
 def test_rows_that_failed_are_not_shown_as_waiting(item: Experiment, tmp_path: Path) -> None:
     settings = {row.key: row.settings for row in item.plan(Request("smoke", tmp_path))}
@@ -292,6 +309,34 @@ def test_an_empty_record_is_a_table_of_what_is_missing(tmp_path: Path) -> None:
 def test_nothing_is_bold_where_all_are_equal_or_there_is_one() -> None:
     cells = {("a", "x"): Cell(1.0), ("b", "x"): Cell(1.0), ("a", "y"): Cell(2.0)}
     assert "**" not in comparison_table("row", ["a", "b"], ["x", "y"], cells)
+
+
+def test_what_is_shown_decides_what_is_bold() -> None:
+    values = {"x": (0.01, 0.02, 0.0), "y": (0.251, 0.249, 0.1)}
+    cells = {
+        (row, column): Cell(value)
+        for column, of_rows in values.items()
+        for row, value in zip("abc", of_rows, strict=True)
+    }
+    lines = comparison_table("row", list("abc"), list(values), cells, decimals=1).splitlines()
+    assert lines[2:] == ["| a | 0.0 | **0.3** |", "| b | 0.0 | 0.2 |", "| c | 0.0 | 0.1 |"]
+    lines = comparison_table("row", list("abc"), list(values), cells, decimals=2).splitlines()
+    assert lines[2:] == [
+        *("| a | 0.01 | **0.25** |", "| b | **0.02** | **0.25** |", "| c | 0.00 | 0.10 |")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "is_told"),
+    [
+        (["words", "| a | **1.5** |"], True),
+        (["| a | **1.50** ± 0.10 |"], True),
+        (["| **a method** | 1.5 |", "**1.5**"], False),
+    ],
+)
+def test_a_page_with_bold_numbers_says_what_bold_means(body: list[str], is_told: bool) -> None:
+    text = page(record_of(experiment("delta"), {}), "a title", body)
+    assert ("\n- Bold: the best number of its column.\n" in text) == is_told
 
 
 def test_the_paper_s_column_is_left_out_where_it_has_no_number() -> None:

@@ -16,6 +16,7 @@ from rankdet.experiments.figures import (
     GREEN,
     ORANGE,
     VERMILION,
+    begin_at_zero,
     label_axes,
     new_figure,
     save_figure,
@@ -101,7 +102,7 @@ class Comparison:
             if any(len(row) > 8 for row in rows):  # they would meet
                 for label in axes.get_xticklabels():
                     label.set(rotation=20, ha="right", rotation_mode="anchor")
-            axes.set_ylim(bottom=0)
+            begin_at_zero(axes)
             label_axes(axes, metric, self.row_title, "percent")
         figure.legend(
             *axes.get_legend_handles_labels(),

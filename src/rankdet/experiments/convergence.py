@@ -13,7 +13,7 @@ from typing import Any
 from rankdet.config import Config, to_dict
 from rankdet.experiments.arms import trained
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
-from rankdet.experiments.figures import label_axes, new_figure, save_figure
+from rankdet.experiments.figures import count_in_wholes, label_axes, new_figure, save_figure
 from rankdet.experiments.optimisations import (
     MEASURE,
     OPTIMISATIONS,
@@ -126,6 +126,8 @@ def figure(record: Record, path: Path) -> None:
             means = [float("nan") if mean is None else mean for mean in smoothed(values, window)]
             axes.plot(result["steps"], means, **line)
     left.set_ylim(0, 1.02)
+    for axes in (left, right):
+        count_in_wholes(axes.xaxis)
     label_axes(left, "AP-loss of the batch (exact)", "iteration", "1 - AP")
     label_axes(right, "What is minimised", "iteration", "training loss")
     if left.lines:

@@ -14,18 +14,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rankdet.config import to_dict
+from rankdet.config import Config, to_dict
 from rankdet.errors import counted
 from rankdet.experiments import rates
 from rankdet.experiments.arms import outcome
 from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
-from rankdet.experiments.figures import label_axes, new_figure, save_figure
+from rankdet.experiments.figures import begin_at_zero, label_axes, new_figure, save_figure
 from rankdet.experiments.paper import paper_value
 from rankdet.experiments.scales import with_changes
 from rankdet.experiments.schedules import LONG, SHORT
 from rankdet.experiments.seed_statistics import Spread, spread, welch_interval
-from rankdet.experiments.tables import NO_NUMBER, caption, markdown_table, number, page
+from rankdet.experiments.tables import (
+    NO_NUMBER,
+    best_shown,
+    caption,
+    markdown_table,
+    number,
+    page,
+)
 
 LABEL = "base-loss"
 OURS = "AP-Loss"
@@ -58,20 +65,22 @@ class Evidence:
         }
         seeds = range(request.seed, request.seed + request.seeds)
         return [
-            self._row(schedule, name, chosen[schedule][loss], seed, request)
+            self._row(schedule, name, chosen[schedule][0][loss], chosen[schedule][1], seed, request)
             for schedule in SCHEDULES
             for seed in seeds  # before the losses: what is finished first has one of each
             for name, loss in LOSSES.items()
         ]
 
-    def _row(self, schedule: str, name: str, rate: float, seed: int, request: Request) -> Row:
+    def _row(
+        self, schedule: str, name: str, rate: float, chosen_by: str, seed: int, request: Request
+    ) -> Row:
         detector = self.tunings[schedule].detector
         config = rates.tuned_config(detector, LOSSES[name], rate, schedule, request)
         config = with_changes(request, replace(config, seed=seed))
         return Row(
             key=f"{schedule}: {name}: seed {seed}",
             settings={"config": to_dict(config)},
-            run=partial(outcome, config, request),
+            run=partial(_result, config, chosen_by, request),
             trainings=(config,),
             is_outcome=True,
         )
@@ -83,10 +92,12 @@ class Evidence:
             if not any(True for _ in _configs(record, schedule)):
                 body.append("Not run yet.")
                 continue
+            differences = self.difference_table(record, schedule)
+            interval = ", with the 95 % interval of the difference" if "±" in differences else ""
             body += [
                 self.accuracy_table(record, schedule),
-                f"{OURS} less each other loss, with the 95 % interval of the difference:",
-                self.difference_table(record, schedule),
+                f"{OURS} less each other loss{interval}:",
+                differences,
                 "On the way:",
                 _speed_table(record, schedule),
             ]
@@ -144,11 +155,16 @@ class Evidence:
                     )
                     axes.fill_between(epochs, lows, highs, color=COLOURS[loss], alpha=0.2, lw=0)
                     axes.plot(epochs, means, color=COLOURS[loss], marker=".", label=name)
-                axes.set_ylim(bottom=0)
+                begin_at_zero(axes)
                 label_axes(axes, f"{metric}, {schedule} schedule", "epoch", "percent")
         if schedules:
             panels[0][0].legend(frameon=False, fontsize=8)
         save_figure(drawn, path)
+
+
+def _result(config: Config, chosen_by: str, request: Request) -> dict[str, Any]:
+    """The outcome, and who has chosen its learning rate."""
+    return {**outcome(config, request), "learning_rate_from": chosen_by}
 
 
 def values_of(record: Record, schedule: str, name: str, metric: str) -> list[float]:
@@ -161,12 +177,11 @@ def values_of(record: Record, schedule: str, name: str, metric: str) -> list[flo
 
 
 def accuracy_texts(record: Record, schedule: str) -> dict[tuple[str, str], str]:
-    """Mean ± standard deviation over the seeds, by loss and metric; the best mean is bold."""
+    """Mean ± standard deviation over the seeds, by loss and metric; the best shown is bold."""
     texts: dict[tuple[str, str], str] = {}
     for metric in METRICS:
         spreads = {name: spread(values_of(record, schedule, name, metric)) for name in LOSSES}
-        means = [found.mean for found in spreads.values() if found]
-        best = max(means) if len(set(means)) > 1 else None
+        best = best_shown((found.mean for found in spreads.values() if found), 2)
         texts |= {(name, metric): _spread_text(spreads[name], best) for name in LOSSES}
     return texts
 
@@ -241,11 +256,11 @@ def number_of_seeds(record: Record, schedule: str, name: str) -> str:
     return str(done) if done == len(keys) else f"{done} of {len(keys)}{failed}"
 
 
-def _spread_text(found: Spread | None, best: float | None) -> str:
+def _spread_text(found: Spread | None, best: str | None) -> str:
     if found is None:
         return NO_NUMBER
     text = number(found.mean, 2)
-    if found.mean == best:
+    if text == best:
         text = f"**{text}**"
     return text if found.deviation is None else f"{text} ± {found.deviation:.2f}"
 
@@ -279,12 +294,28 @@ def _mean_curve(
     return {epoch: (min(many), fmean(many), max(many)) for epoch, many in found.items()}
 
 
+def _rate_notes(record: Record, tunings: Mapping[str, rates.Rates]) -> list[str]:
+    """Who has chosen the learning rates of each schedule."""
+    notes = []
+    for schedule in SCHEDULES:
+        results = [result for name in LOSSES for result in _results(record, schedule, name)]
+        words = {
+            result.get("learning_rate_from", _chosen_by(tunings[schedule])) for result in results
+        }
+        if words:
+            text = "; ".join(sorted(words))
+            notes.append(f"Learning rates of the {schedule} schedule: {text}.")
+    return notes
+
+
+def _chosen_by(tuning: rates.Rates) -> str:
+    """What is known of rows that do not tell."""
+    return f"chosen by `{tuning.name}`, or those of the scale without its record in the folder"
+
+
 def _notes(record: Record, tunings: Mapping[str, rates.Rates]) -> list[str]:
-    names = " and ".join(f"`{tuning.name}`" for tuning in tunings.values())
     notes = [
-        f"The learning rates of each loss are those that {names} chose on a tenth of the training "
-        "split, never on the split that is evaluated here; without their records in the folder, "
-        "those of the scale.",
+        *_rate_notes(record, tunings),
         "±: the standard deviation over the seeds; of a difference, half of its 95 % interval "
         "(Welch's t).",
         "Epochs and seconds until AP50 is reached: by the evaluations on the way, mean over the "

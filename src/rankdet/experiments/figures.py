@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette without its yellow, which is too pale for a line on white.
@@ -35,6 +36,19 @@ def label_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     axes.grid(True, color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def begin_at_zero(axes: Axes) -> None:
+    """Let what is drawn stand above 0, with room between the highest of it and the frame."""
+    highest = axes.dataLim.y1  # minus infinity if there is nothing
+    axes.set_ylim(0, 1.06 * highest if highest > 0 else None)
+
+
+def count_in_wholes(axis: Axis) -> None:
+    """Ticks at whole numbers alone, for what is counted."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
 
 
 def save_figure(figure: Figure, path: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 from rankdet.config import Config, merge, to_dict
 from rankdet.experiments.comparison import COLOURS, LOSSES
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
-from rankdet.experiments.figures import GREY, label_axes, new_figure, save_figure
+from rankdet.experiments.figures import GREY, begin_at_zero, label_axes, new_figure, save_figure
 from rankdet.experiments.scales import Training, base_config, with_changes
 from rankdet.experiments.tables import markdown_table, missing_text, page
 
@@ -181,8 +181,10 @@ def figure(record: Record, path: Path) -> None:
         (right, "The class loss by itself"),
     ):
         axes.set_xlim(left=0)
+        axes.set_xticks(sizes)
         label_axes(axes, title, "images in the batch", "MiB at the peak")
-    left.set_ylim(bottom=0)
+    for axes in (left, right):
+        begin_at_zero(axes)
     left.legend(frameon=False, fontsize=8)
     save_figure(picture, path)
 

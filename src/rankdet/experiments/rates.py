@@ -124,10 +124,11 @@ def _mark(record: Record, name: str, rate: float) -> str:
 
 
 def is_edge(record: Record, name: str, rate: float) -> bool:
-    """Whether a rate of a loss is the lowest or the highest that was tried."""
-    tried = tried_rates(record, LOSSES[name])
+    """Whether a rate of a loss is the lowest or highest that was tried, and not all are alike."""
+    tried, results = tried_rates(record, LOSSES[name]), results_of(record)
+    shown = {number(_value(results.get(key), _CHOSEN_BY)) for key in tried.values()}
     # Of the two in the long schedule, each would be.
-    return len(tried) > NUM_KEPT and rate in (min(tried), max(tried))
+    return len(tried) > NUM_KEPT and len(shown) > 1 and rate in (min(tried), max(tried))
 
 
 def tuned_config(detector: str, loss: str, rate: float, schedule: str, request: Request) -> Config:

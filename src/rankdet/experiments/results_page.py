@@ -44,8 +44,9 @@ _INTRODUCTION = (
 )
 _NOTHING = f"Nothing was run at the scale `{SCALE}` yet."
 _PART_NOTES = (
-    "In percent, on val; ± is the standard deviation over the seeds, and of a difference half of "
-    "its 95 % interval (Welch's t). A difference of single seeds has no interval."
+    "In percent, on val; bold is the best of its column, ± the standard deviation over the seeds, "
+    "and of a difference half of its 95 % interval (Welch's t). A difference of single seeds has "
+    "no interval."
 )
 # Command of a process that `--jobs` started: it names a file beside the run, not an experiment.
 _OF_JOBS = re.compile(r"\S+ train --config ")

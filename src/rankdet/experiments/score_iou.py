@@ -168,10 +168,10 @@ def markdown(record: Record) -> str:
     columns = {
         "correlation": ("correlation of IoU and score, positives", 1.0, 3),
         "rank_correlation": ("rank correlation", 1.0, 3),
-        "negatives_above_fixed": ("negatives with score > 0.5, %", 100.0, 3),
-        "touching_nothing_above_fixed": ("touching nothing > 0.5, %", 100.0, 3),
-        "negatives_above_own": ("negatives above the score that keeps half, %", 100.0, 3),
-        "touching_nothing_above_own": ("touching nothing above it, %", 100.0, 3),
+        "negatives_above_fixed": ("negatives with score > 0.5, %", 100.0, 1),
+        "touching_nothing_above_fixed": ("touching nothing > 0.5, %", 100.0, 1),
+        "negatives_above_own": ("negatives above the score that keeps half, %", 100.0, 1),
+        "touching_nothing_above_own": ("touching nothing above it, %", 100.0, 1),
     }
     rows = []
     for name in LOSSES:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankdet.experiments.experiment import Record, state_of
@@ -13,6 +14,7 @@ NOT_AVAILABLE = "n/a"
 NOT_RUN = "not run"
 FAILED = "failed"
 NO_NUMBER = "–"
+_BOLD_NUMBER = re.compile(r"\| \*\*[\d.]+\*\*")  # a cell of a table
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ def comparison_table(
 ) -> str:
     """A table with two columns, ours and the paper's, for each column name.
 
-    The best (highest) of our numbers in a column is bold, and of the paper's the one that is bold
-    there. Columns of which the paper has no number have no second one.
+    The best (highest) of our numbers in a column is bold, as they are shown: all that show it, and
+    none if all show the same. Of the paper's, the one that is bold there. Columns of which the
+    paper has no number have no second one.
 
     >>> cells = {("a", "AP"): Cell(1.25, 50.0), ("b", "AP"): Cell(2.0)}
     >>> print(comparison_table("loss", ["a", "b"], ["AP"], cells))
@@ -53,12 +56,16 @@ def comparison_table(
     heading = [row_title]
     for column in column_names:
         heading += [column, "paper"] if column in in_paper else [column]
+    best = {
+        column: best_shown((cells.get((row, column), Cell()).ours for row in row_names), decimals)
+        for column in column_names
+    }
     rows = []
     for row in row_names:
         texts = [row]
         for column in column_names:
             cell = cells.get((row, column), Cell(text=NO_NUMBER))
-            texts.append(_ours(cell, _best(cells, row_names, column), decimals))
+            texts.append(_ours(cell, best[column], decimals))
             if column in in_paper:
                 texts.append(_paper(cell, decimals))
         rows.append(texts)
@@ -73,7 +80,10 @@ def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 def page(record: Record, title: str, body: Sequence[str], notes: Sequence[str] = ()) -> str:
     """A whole Markdown page: title, parts of the body, notes, and where the numbers come from."""
-    remarks = [scale_note(record["request"]["scale"]), *notes]
+    remarks = [scale_note(record["request"]["scale"])]
+    if any(map(_BOLD_NUMBER.search, body)):
+        remarks.append("Bold: the best number of its column.")
+    remarks += notes
     if state := state_of(record):
         remarks.append(f"**{state}**")
     parts = [f"# {record['item']}: {title}", *body, "\n".join(f"- {text}" for text in remarks)]
@@ -139,23 +149,21 @@ def number(value: float | None, decimals: int = 1) -> str:
     return NOT_AVAILABLE if value is None else f"{value:.{decimals}f}"
 
 
-def _best(
-    cells: Mapping[tuple[str, str], Cell], row_names: Sequence[str], column: str
-) -> float | None:
-    """The highest of our numbers in a column, if there are several and they differ."""
-    values = [
-        cell.ours
-        for row in row_names
-        if (cell := cells.get((row, column))) is not None and cell.ours is not None
-    ]
-    return max(values) if len(set(values)) > 1 else None
+def best_shown(values: Iterable[float | None], decimals: int = 1) -> str | None:
+    """The text of the highest number, if there are several and they do not all look the same.
+
+    >>> best_shown([0.04, 0.26, 0.31, None]), best_shown([0.01, 0.02])
+    ('0.3', None)
+    """
+    texts = [number(value, decimals) for value in values if value is not None]
+    return max(texts, key=float) if len(set(texts)) > 1 else None
 
 
-def _ours(cell: Cell, best: float | None, decimals: int) -> str:
+def _ours(cell: Cell, best: str | None, decimals: int) -> str:
     if cell.ours is None:
         return cell.text or NOT_AVAILABLE
     text = number(cell.ours, decimals)
-    return f"**{text}**" if cell.ours == best else text
+    return f"**{text}**" if text == best else text
 
 
 def _paper(cell: Cell, decimals: int) -> str:

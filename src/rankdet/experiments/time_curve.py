@@ -17,6 +17,8 @@ from rankdet.experiments.figures import (
     BLUE,
     GREY,
     VERMILION,
+    begin_at_zero,
+    count_in_wholes,
     label_axes,
     new_figure,
     save_figure,
@@ -171,7 +173,9 @@ def figure(record: Record, path: Path) -> None:
     if points:
         left.set_yscale("log")
         left.legend(frameon=False, fontsize=8)
-    right.set_ylim(bottom=0)
+    begin_at_zero(right)
+    for axis in (left.xaxis, right.xaxis, right.yaxis):
+        count_in_wholes(axis)
     label_axes(left, "Time", "iteration", "milliseconds")
     label_axes(right, "Negatives within delta of the lowest positive", "iteration", "negatives")
     save_figure(picture, path)

@@ -167,6 +167,7 @@ def figure(record: Record, path: Path) -> None:
         right.plot(sizes, [ours[str(s)] / focal[str(s)] for s in sizes], "o-", color=colour)
     for axes in (left, right):
         axes.set_xlim(left=0)
+        axes.set_xticks(BATCH_SIZES[record["request"]["scale"]])
         if axes.lines:
             axes.set_yscale("log")
     if left.lines:
