@@ -103,7 +103,7 @@ def test_another_evaluation_is_kept_until_its_settings_change(
 
 
 def test_a_training_that_was_stopped_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, request = smoke(tmp_path)
     usual = Recorder.step
@@ -116,6 +116,9 @@ def test_a_training_that_was_stopped_goes_on(
     with pytest.raises(Stopped) as stopped:
         trained(config, request)
     assert stopped.value.status == 128 + signal.SIGTERM
+    said = capsys.readouterr().err
+    assert "Stopped after step 1 of 3." in said
+    assert "rankdet train --resume" not in said  # the command says itself how to go on with it
     monkeypatch.undo()
     result = outcome(config, request)
     assert result["training"]["steps"] == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -128,7 +129,10 @@ def test_two_rows_with_the_same_training_train_it_once(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_handed_on_and_what_is_finished_comes_first(
-    trainings: tuple[list[Config], Request], programs: Programs, number: int
+    trainings: tuple[list[Config], Request],
+    programs: Programs,
+    number: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     configs, request = trainings
     programs.code[0] = "import time; time.sleep(0.3)"
@@ -141,6 +145,8 @@ def test_a_signal_is_handed_on_and_what_is_finished_comes_first(
         list(rows)
     assert stopped.value.status == 128 + number
     assert programs.started in ([0, 1], [0, 1, 2])
+    said = capsys.readouterr().err
+    assert re.findall(r"; (.*) left\.", said) == ["2 trainings of 3"] * len(programs.started)
     assert time.monotonic() - start < 30
 
 

@@ -14,6 +14,7 @@ from rankdet.errors import RankdetError
 from rankdet.report import plots
 from rankdet.report.page import render
 from rankdet.report.reading import read_report_runs
+from rankdet.report.robustness import LABELS
 
 Make = Callable[..., Path]
 NAMES = ("original", "black", "random", "flip", "adversarial", "noise")
@@ -109,6 +110,10 @@ def test_corruptions_have_a_table_of_severities(make_run: Make, tmp_path: Path) 
     text = page(write(make_run(tmp_path / "ap"), robustness()))
     row = text.partition('<th scope="row">JPEG</th>')[2].partition("</tr>")[0]
     assert re.findall(r">([^<]+)</td>", row) == ["49.2", "48.2", "47.2", "n/a", "n/a"]
+
+
+def test_every_perturbation_has_a_title_of_its_own() -> None:
+    assert len(set(LABELS.values())) == len(LABELS)
 
 
 def test_a_run_without_the_file_has_no_section(make_run: Make, tmp_path: Path) -> None:

@@ -230,21 +230,37 @@ def test_a_split_and_another_share_are_refused_together(run: Path) -> None:
         evaluate(run, split="val", changes=lambda c: with_data(c, hold_out=0.3), device="cpu")
 
 
+def lose_data(run: Path) -> None:
+    """Let the run say that its data were where there is nothing now."""
+    file, path = run / "config.yaml", read_run(run).config.data.path
+    file.write_text(file.read_text().replace(path, str(run / "gone")))
+
+
 def test_the_same_images_are_held_out_of_data_that_were_moved(
-    run: Path, folder: Path, tmp_path: Path
+    run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = results(run / "results.json")["data"]
-    record = read_run(run).config
-    (run / "config.yaml").write_text(
-        (run / "config.yaml").read_text().replace(record.data.path, str(tmp_path / "gone"))
-    )
+    lose_data(run)
     with pytest.raises(DataError, match=r"rankdet evaluate RUN DATA --set data\.hold_out=0\.2`"):
         evaluate(run, device="cpu")
     (run / "results.json").unlink()
     evaluate(run, data=str(folder), changes=lambda c: with_data(c, hold_out=SHARE), device="cpu")
     assert results(run / "results.json")["data"] == before
+    assert "itself was evaluated on" not in capsys.readouterr().out
     evaluate(run, data=str(folder), device="cpu")  # by default the validation split, as ever
     assert results(run / "results-voc-val.json")["data"]["split"] == "val"
+    assert (
+        "val: the run itself was evaluated on train (held-out 20 %). If these are its data at "
+        "another place, --set data.hold_out=0.2 evaluates on those images again."
+    ) in capsys.readouterr().out
+
+
+def test_who_names_a_split_of_other_data_is_not_told_of_another(
+    run: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lose_data(run)
+    evaluate(run, data=str(folder), split="val", device="cpu")
+    assert "itself was evaluated on" not in capsys.readouterr().out
 
 
 def test_a_run_goes_on_with_the_same_images_alone(run: Path, tmp_path: Path, folder: Path) -> None:
@@ -278,6 +294,39 @@ def test_robustness_perturbs_the_held_out_images_and_learns_its_patch_from_the_o
     record = read_run(run).data["train"]
     assert content["patch"]["split"] == record["split"]
     assert content["patch"]["num_images"] == record["num_images"]
+
+
+def hide(run: Path, **options: Any) -> dict[str, Any]:
+    """What `rankdet robustness` says of a patch that is trained for a step."""
+    quick = PatchSettings(steps=1, side=8)
+    return robustness(run, only=["adversarial"], patch_settings=quick, device="cpu", **options)
+
+
+def test_robustness_finds_both_parts_of_data_that_were_moved(run: Path, folder: Path) -> None:
+    recorded = read_run(run).data
+    lose_data(run)
+    wanted = r"`rankdet robustness RUN DATA --set data\.hold_out=0\.2`"
+    for data in (None, str(folder)):
+        with pytest.raises(DataError, match=wanted):
+            hide(run, data=data)
+    content = hide(run, data=str(folder), changes=lambda c: with_data(c, hold_out=SHARE))
+    assert content["data"]["fingerprint"] == recorded["val"]["fingerprint"]
+    assert content["patch"]["data"] == str(folder)
+    assert content["patch"]["split"] == recorded["train"]["split"]
+    assert content["patch"]["num_images"] == recorded["train"]["num_images"]
+
+
+def test_a_named_split_of_moved_data_asks_for_that_of_the_patch(run: Path, folder: Path) -> None:
+    """A share to hold out is refused beside --split."""
+    lose_data(run)
+    with pytest.raises(DataError, match=r"`rankdet robustness RUN DATA --train-split SPLIT`"):
+        hide(run, data=str(folder), split="val")
+
+
+def test_a_patch_never_learns_from_images_that_it_is_evaluated_on(run: Path) -> None:
+    """Here more are held out than in the training."""
+    content = hide(run, changes=lambda c: with_data(c, hold_out=0.5))
+    assert content["patch"]["num_images"] + content["data"]["num_images"] == 20
 
 
 def test_several_processes_hold_out_the_same(

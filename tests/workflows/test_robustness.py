@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 from PIL import Image
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from rankdet import build, cli
@@ -25,7 +26,7 @@ from rankdet.report.robustness import checked_robustness
 from rankdet.robustness.adversarial import PatchSettings
 from rankdet.workflows.evaluate import evaluate
 from rankdet.workflows.robustness import robustness
-from rankdet.workflows.robustness_results import corruption_rows, table_rows
+from rankdet.workflows.robustness_results import corruption_rows, print_robustness, table_rows
 from rankdet.workflows.run import CHECKPOINTS, RunRecord, write_run
 
 CONFIG = Config(
@@ -95,6 +96,32 @@ def test_the_command_measures_all_of_the_paper_s_table(run: Path) -> None:
     assert checked_robustness(content)["perturbations"] == content["perturbations"]
     assert Image.open(run / "robustness-patch.png").size == (64, 64)
     assert Image.open(run / "robustness-examples.jpg").width == 6 * 240
+    written = result.output.partition("Wrote ")[2].replace("\n", "").removesuffix(".").split(", ")
+    assert {Path(file) for file in written} == set(run.glob("robustness*"))
+
+
+@pytest.mark.parametrize(
+    ("num_attacked", "num_detected", "words"),
+    [
+        (0, 0, "for none of 6 objects is there an anchor box that predicts its class: nothing to"),
+        (2, 5, "none of 2 attacks succeeded; for 5 of 6 objects there is an anchor box that"),
+    ],
+)
+def test_an_attack_without_a_result_says_why(
+    num_attacked: int, num_detected: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = {"num_attacked": num_attacked, "num_detected": num_detected, "num_objects": 6}
+    content = {
+        "perturbations": [{"name": "original", "metrics": {"AP": 10.0, "AP50": 20.0}}],
+        "corruptions": [],
+        "deepfool": {"norm": None, "norm_255": None, "success_rate": None, **counts},
+        "config": {"loss": {"name": "ap"}},
+    }
+    print_robustness(content, Console(width=120))
+    said = capsys.readouterr().out
+    assert f"DeepFool: {words}" in said
+    assert "detected" not in said  # AP50 above may be more than 0
+    assert ("AP also counts" in said) == (num_detected == 0)
 
 
 def test_the_original_is_what_evaluate_says(run: Path) -> None:
@@ -122,7 +149,9 @@ def test_corruptions_have_five_severities_each(run: Path) -> None:
     assert len(table_rows(content)[0]) == 2
 
 
-def test_a_patch_is_used_again(run: Path, tmp_path: Path) -> None:
+def test_a_patch_is_used_again(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = quick(run, only=["adversarial"])
     file = run / "robustness-patch.safetensors"
     before = file.read_bytes()
@@ -131,6 +160,7 @@ def test_a_patch_is_used_again(run: Path, tmp_path: Path) -> None:
     assert second["patch"] == {"file": str(file), "is_trained_here": False}
     assert file.read_bytes() == before
     assert not (tmp_path / "again" / "robustness-patch.png").exists()
+    assert "robustness-patch" not in capsys.readouterr().out.rpartition("Wrote ")[2]
 
 
 def test_other_data_and_their_training_split(run: Path, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def trained(config: Config, request: Request) -> Path:
         make_config=lambda _: config,
         is_resumed=is_run(folder),
         device=request.device,
+        is_part=True,
     )
     if status:
         raise Stopped(status)

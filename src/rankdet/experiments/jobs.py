@@ -72,7 +72,7 @@ def train_together(configs: Mapping[Path, Config], request: Request) -> Generato
     """
     from rankdet.engine.stopping import StopRequest
 
-    waiting, status, is_told = dict(configs), 0, False
+    waiting, num_left, status, is_told = dict(configs), len(configs), 0, False
     running: Running = {}
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest(is_silent=True))
@@ -90,12 +90,13 @@ def train_together(configs: Mapping[Path, Config], request: Request) -> Generato
             for process in [process for process in running if process.poll() is not None]:
                 path = running.pop(process)
                 if process.returncode == 0:
+                    num_left -= 1
                     keep_outcome(path, configs[path], request)
                 elif ended := _signal_status(process.returncode):
                     waiting, status = {}, status or ended
-                left = counted(len(waiting) + len(running), "training")
                 how = "finished" if process.returncode == 0 else f"ended ({process.returncode})"
-                say(f"{path.name} {how}; {left} of {len(configs)} left.")
+                left = f"{counted(num_left, 'training')} of {len(configs)} left"
+                say(f"{path.name} {how}; {left}.")
                 if process.returncode == 0:
                     yield path
             time.sleep(_SECONDS_BETWEEN_LOOKS)

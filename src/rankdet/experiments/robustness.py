@@ -155,18 +155,23 @@ def _sample_notes(record: Record) -> list[str]:
 
 
 def _fooled_notes(record: Record) -> list[str]:
-    parts, fewest = [], _FEW_OBJECTS
+    parts, counts = [], []
     for loss, result in results_of(record).items():
         fooled = result["deepfool"]
-        fewest = min(fewest, fooled["num_attacked"])
-        parts.append(f"{loss} {number(fooled['success_rate'])} % of {fooled['num_attacked']}")
+        counts.append(fooled["num_attacked"])
+        share = f"{number(fooled['success_rate'])} % of {fooled['num_attacked']}"
+        parts.append(f"{loss} {share if fooled['num_attacked'] else 'none to attack'}")
     notes = [f"Objects that DeepFool changed, of those attacked: {'; '.join(parts)}."]
-    if fewest < _FEW_OBJECTS:
+    if 0 in counts:
         notes.append(
-            "Thresholds are the scores with the best F1 on these images, which are scores of "
-            "detected objects: such an object stands at its threshold already, and its smallest "
-            f"change is next to 0. Of fewer than {_FEW_OBJECTS} objects, DeepFool's mean says "
-            "little else."
+            "None to attack: no object has an anchor box that predicts its class, by the highest "
+            "score of the anchor, at the threshold of the class. AP50 counts lower scores, too."
+        )
+    if any(0 < count < _FEW_OBJECTS for count in counts):
+        notes.append(
+            "A threshold lies halfway between the score of the last object that it keeps and the "
+            "next lower one: the smallest change of that object may be next to nothing. Of fewer "
+            f"than {_FEW_OBJECTS} objects, DeepFool's mean says little else."
         )
     return notes
 
@@ -185,7 +190,10 @@ def figure(record: Record, path: Path) -> None:
                 axes.bar(x, cell.ours or 0.0, 0.18, color=COLOURS[short], label=label)
                 axes.plot(x, cell.paper, "_", color="black", markersize=9)
         axes.set_xticks(range(len(names)), names, fontsize=8)
-    left.legend(frameon=False, fontsize=7, ncols=4, loc="lower left")
+    drawn.legend(
+        *left.get_legend_handles_labels(),
+        loc="outside lower center", ncols=4, frameon=False, fontsize=8,
+    )  # fmt: skip
     label_axes(left, "Perturbed images (marks: the paper)", "", "AP50 in percent")
     label_axes(right, "Smallest change", "", "grey levels")
     save_figure(drawn, path)

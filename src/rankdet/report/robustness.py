@@ -36,7 +36,7 @@ LABELS = {
     "adversarial": "Adversarial patch",
     "noise": "Gaussian noise",
     DEEPFOOL: "DeepFool",
-    "gaussian-noise": "Gaussian noise",
+    "gaussian-noise": "Noise of ImageNet-C",
     "gaussian-blur": "Gaussian blur",
     "jpeg": "JPEG",
     "brightness": "Brightness",

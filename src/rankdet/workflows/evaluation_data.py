@@ -31,13 +31,15 @@ class Choice:
     """The settings of an evaluation, with its data and its split in them.
 
     split: what the images are called: a split, or the held-out part of one. is_own_data: those of
-    the training. is_validation: and the images that the training had for it.
+    the training. is_validation: and the images that the training had for it. is_named: the user
+    has named the split.
     """
 
     config: Config
     split: str
     is_own_data: bool
     is_validation: bool
+    is_named: bool
 
 
 def choose_data(
@@ -64,7 +66,7 @@ def choose_data(
             )
     path, own = config.data.path, record.config.data
     if path == own.path:
-        refuse_moved(path, command + _hold_out_again(own))
+        refuse_moved(path, command + hold_out_again(own))
     if split is not None and config.data.hold_out != base.data.hold_out:
         raise ConfigError(
             "--split, data.hold_out: a split that is named is evaluated on as a whole. Leave one "
@@ -78,6 +80,7 @@ def choose_data(
         split=name,
         is_own_data=path == own.path,
         is_validation=path == own.path and name == validation_name(own),
+        is_named=split is not None,
     )
 
 
@@ -94,7 +97,7 @@ def _with_split(data: DataConfig, own: DataConfig, split: str | None) -> DataCon
     return replace(data, train_split=train_split)
 
 
-def _hold_out_again(own: DataConfig) -> str:
+def hold_out_again(own: DataConfig) -> str:
     """What a command needs, beside other data, for the held-out images of a run; else empty."""
     return "" if own.hold_out is None else f" --set data.hold_out={own.hold_out}"
 
@@ -202,14 +205,26 @@ def notes_on_data(choice: Choice, record: RunRecord, dataset: DetectionDataset) 
         notes = notes_on_left_out(str(data.train_split), dataset.base)
     else:
         notes = notes_on_left_out(choice.split, dataset)
-    if own.hold_out is not None and data.hold_out is None and choice.split == own.train_split:
-        notes.append(
-            f"{choice.split}: the run has learnt from most images of a split of this name; its "
-            f"held-out images alone are evaluated with{_hold_out_again(own)}."
-        )
+    if own.hold_out is not None and data.hold_out is None:
+        notes += _notes_on_held_out(choice, own)
     if choice.is_validation and _validation_fingerprint(record) not in (None, fingerprint(dataset)):
         notes.append(f"{choice.split}: the data are not the same any more as in the training.")
     return notes
+
+
+def _notes_on_held_out(choice: Choice, own: DataConfig) -> list[str]:
+    """That a run which has held images out is evaluated on others, where this may not be meant."""
+    if choice.split == own.train_split:
+        return [
+            f"{choice.split}: the run has learnt from most images of a split of this name; its "
+            f"held-out images alone are evaluated with{hold_out_again(own)}."
+        ]
+    if choice.is_own_data or choice.is_named:
+        return []
+    return [
+        f"{choice.split}: the run itself was evaluated on {validation_name(own)}. If these are its "
+        f"data at another place,{hold_out_again(own)} evaluates on those images again."
+    ]
 
 
 def _validation_fingerprint(record: RunRecord) -> str | None:

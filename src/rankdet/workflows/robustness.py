@@ -26,7 +26,13 @@ from rankdet.robustness import patch_files
 from rankdet.robustness.adversarial import PatchSettings
 from rankdet.robustness.suite import ADVERSARIAL, select
 from rankdet.workflows import pictures
-from rankdet.workflows.evaluation_data import Choice, choose_data, notes_on_data, open_data
+from rankdet.workflows.evaluation_data import (
+    Choice,
+    choose_data,
+    hold_out_again,
+    notes_on_data,
+    open_data,
+)
 from rankdet.workflows.opening import divided, has_objects, refuse_moved
 from rankdet.workflows.results import write_results
 from rankdet.workflows.robustness_measures import Subject, make_patch, measure
@@ -66,8 +72,9 @@ def robustness(
 
     data, split, checkpoint, changes: as of `evaluate`. limit: the first so many images. only: names
     of perturbations (`suite.select`); the original images are always evaluated. train_split: where
-    the adversarial patch is trained, a split of `data`, or of the run's data; by default the run's
-    own training split. patch_file: a patch to use in place of a new one. deepfool_objects: attack
+    the adversarial patch is trained, a split of `data`, or of the run's data; by default what is
+    left of a split where images are held out to evaluate on, else the run's own training split.
+    patch_file: a patch to use in place of a new one. deepfool_objects: attack
     the first so many detected objects; None: all. out: the folder of the files, by default the run;
     is_forced: replace files that are there.
     """
@@ -89,9 +96,7 @@ def robustness(
     settings = replace(patch_settings or PatchSettings(), seed=seed)
     patch, origin = None, None
     if needs_patch:
-        patch, origin = _patch(
-            subject, record, data, train_split, patch_file, settings, files.patch_stem
-        )
+        patch, origin = _patch(subject, record, choice, train_split, patch_file, settings, files)
     measures = measure(
         subject, dataset, selection, seed=seed, patch=patch, deepfool_objects=deepfool_objects
     )
@@ -118,6 +123,8 @@ def _write(
     if examples is not None:
         write_whole(files.examples, examples)
         written.append(str(files.examples))
+    if content["patch"] is not None and content["patch"]["is_trained_here"]:
+        written += map(str, files.patch)
     # A pipe has no width; at rich's usual 80 columns the table would be folded.
     console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
     print_robustness(content, console)
@@ -143,6 +150,10 @@ class _Files:
     def patch_stem(self) -> Path:
         return self.folder / PATCH_STEM
 
+    @property
+    def patch(self) -> tuple[Path, Path]:
+        return self.patch_stem.with_suffix(".png"), self.patch_stem.with_suffix(".safetensors")
+
     def refuse(self, writes_patch: bool, is_forced: bool) -> None:
         """RankdetError if a file of somebody else's, or a record that took hours, is in the way."""
         refuse_foreign(self.results, MARK, is_forced)
@@ -153,8 +164,8 @@ class _Files:
             )
         refuse_foreign(self.examples, pictures.MARK, is_forced)
         if writes_patch:
-            for suffix in (".png", ".safetensors"):
-                refuse_foreign(self.patch_stem.with_suffix(suffix), patch_files.MARK, is_forced)
+            for file in self.patch:
+                refuse_foreign(file, patch_files.MARK, is_forced)
 
 
 def _refuse_useless(needs_patch: bool, train_split: str | None, patch_file: Path | None) -> None:
@@ -190,37 +201,30 @@ def _with_objects(dataset: DetectionDataset, choice: Choice, limit: int | None) 
 def _patch(
     subject: Subject,
     record: RunRecord,
-    data: str | None,
+    evaluated: Choice,
     train_split: str | None,
     file: Path | None,
     settings: PatchSettings,
-    stem: Path,
+    files: _Files,
 ) -> tuple[Tensor, dict[str, Any]]:
     """The patch, and where it comes from; a new one is written beside the results at once."""
     if file is not None:
         patch = patch_files.read_patch(file)
         return patch, {"file": str(file), "is_trained_here": False}
-    config = subject.config if data is not None and train_split is not None else record.config
-    split = train_split or record.config.data.train_split
-    if split is None:
-        raise ConfigError(
-            "--train-split: the run does not say on which split it was trained, and the "
-            "adversarial patch needs one. Name it, or give a patch with --patch."
-        )
-    if config is record.config:
-        refuse_moved(config.data.path, "rankdet robustness RUN DATA --train-split SPLIT")
+    config, split = _patch_data(record, evaluated, train_split)
     choice = Choice(
         config=replace(config, data=replace(config.data, val_split=split, hold_out=None)),
         split=split,
         is_own_data=True,
         is_validation=False,
+        is_named=train_split is not None,
     )
     whole = open_data(choice, record)
     is_divided = config.data.hold_out is not None and split == config.data.train_split
     part = divided(whole, config.data)[0] if is_divided else whole  # none that is evaluated on
     dataset = _with_objects(part, choice, None)
     patch = make_patch(subject, dataset, settings)
-    _, weights = patch_files.write_patch(stem, patch)
+    _, weights = patch_files.write_patch(files.patch_stem, patch)
     origin = {
         "file": weights.name,
         "is_trained_here": True,
@@ -230,6 +234,30 @@ def _patch(
         "settings": dataclasses.asdict(settings),
     }
     return patch, origin
+
+
+def _patch_data(
+    record: RunRecord, evaluated: Choice, train_split: str | None
+) -> tuple[Config, str]:
+    """Settings with the data that the patch is trained on, and the name of the split."""
+    is_divided = evaluated.config.data.hold_out is not None  # then the rest of the same split
+    if is_divided or (train_split is not None and not evaluated.is_own_data):
+        config = evaluated.config
+    else:
+        config = record.config
+    split = train_split or config.data.train_split
+    if split is None:
+        raise ConfigError(
+            "--train-split: the run does not say on which split it was trained, and the "
+            "adversarial patch needs one. Name it, or give a patch with --patch."
+        )
+    if config is record.config:
+        # A share to hold out is refused beside a split that is named.
+        again = "" if evaluated.is_named else hold_out_again(config.data)
+        refuse_moved(
+            config.data.path, f"rankdet robustness RUN DATA{again or ' --train-split SPLIT'}"
+        )
+    return config, split
 
 
 def _position(loaded: Checkpoint) -> dict[str, Any]:

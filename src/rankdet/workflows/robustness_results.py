@@ -14,6 +14,7 @@ from rankdet.config import Config, to_dict
 from rankdet.config.effects import validation_name
 from rankdet.data.chosen import ChosenImages
 from rankdet.data.fingerprint import fingerprint
+from rankdet.errors import counted
 from rankdet.metrics.errors import judge_errors
 from rankdet.metrics.evaluation import NOT_AVAILABLE, percent_text
 from rankdet.provenance import provenance
@@ -132,9 +133,18 @@ def example_sheet(measures: Measures) -> bytes:
     sheet.paste(body, (0, _STRIP))
     draw = ImageDraw.Draw(sheet)
     for column, measured in enumerate(shown):
-        text = LABELS.get(measured.name, measured.name)
+        text = sheet_title(measured.name, measured.severity)
         draw.text((column * _SIDE + 4, 4), text, fill="black", font=ImageFont.load_default(14))
     return pictures.jpeg(sheet)
+
+
+def sheet_title(name: str, severity: int | None) -> str:
+    """What stands above a column of the sheet.
+
+    >>> sheet_title("noise", None), sheet_title("jpeg", 3)
+    ('Gaussian noise', 'JPEG, severity 3')
+    """
+    return LABELS[name] if severity is None else f"{LABELS[name]}, severity {severity}"
 
 
 def _drawn(measured: Measured, index: int, measures: Measures) -> Image.Image:
@@ -170,21 +180,30 @@ def print_robustness(content: Mapping[str, Any], console: Console) -> None:
     _print_table(table_rows(content), console)
     if content["corruptions"]:
         _print_table(corruption_rows(content["corruptions"]), console)
-    fooled = content["deepfool"]
-    if fooled is not None and fooled["norm"] is not None:
-        console.print(
-            f"DeepFool: the smallest perturbation that was found has a mean L2 norm of "
-            f"{fooled['norm_255']:.2f} grey levels of 0..255 ({fooled['norm']:.4f} for pixels in "
-            f"0..1; {100 * fooled['relative_norm']:.3g} % of the image's norm), over the "
-            f"{fooled['success_rate']:.1f} % of {fooled['num_attacked']} attacks that succeeded.",
-            soft_wrap=True,
+    if content["deepfool"] is not None:
+        console.print(f"DeepFool: {_meaning(content['deepfool'])}", soft_wrap=True)
+
+
+def _meaning(fooled: Mapping[str, Any]) -> str:
+    """What came of the attacks, in words."""
+    objects = counted(fooled["num_objects"], "object")
+    if not fooled["num_detected"]:
+        return (
+            f"for none of {objects} is there an anchor box that predicts its class: nothing to "
+            "attack. (AP also counts scores below the threshold of a class, and classes that are "
+            "not the highest of their anchor.)"
         )
-    elif fooled is not None:
-        console.print(
-            f"DeepFool: none of {fooled['num_attacked']} attacks succeeded; "
-            f"{fooled['num_detected']} of {fooled['num_objects']} objects were detected.",
-            soft_wrap=True,
+    if fooled["norm"] is None:
+        return (
+            f"none of {counted(fooled['num_attacked'], 'attack')} succeeded; for "
+            f"{fooled['num_detected']} of {objects} there is an anchor box that predicts the class."
         )
+    return (
+        f"the smallest perturbation that was found has a mean L2 norm of "
+        f"{fooled['norm_255']:.2f} grey levels of 0..255 ({fooled['norm']:.4f} for pixels in "
+        f"0..1; {100 * fooled['relative_norm']:.3g} % of the image's norm), over the "
+        f"{fooled['success_rate']:.1f} % of {fooled['num_attacked']} attacks that succeeded."
+    )
 
 
 def corruption_rows(corruptions: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -61,12 +61,14 @@ def train(
     is_resumed: bool = False,
     is_forced: bool = False,
     device: str | None = None,
+    is_part: bool = False,
 ) -> int:
     """Train into the folder `out`; the exit status: 0, or that of the signal that stopped it.
 
     is_resumed: go on with the run in this folder. is_forced: even with other data or settings.
     device: "cpu", "cuda", ...; None: CUDA where there is one. After a restart by torchrun, the run
-    in the folder goes on without is_resumed.
+    in the folder goes on without is_resumed. is_part: of another command, which says itself how to
+    go on after a signal.
     """
     with joined_processes(device) as processes:
         hint_at_restarts(processes)
@@ -85,7 +87,7 @@ def train(
                 refuse_moved(config.data.path, command)
             checkpoint = _newest(out, is_forced) if stored else None
         checkpoint = sent_checkpoint(checkpoint, processes)
-        return _train(out, config, stored, checkpoint, is_forced, processes)
+        return _train(out, config, stored, checkpoint, is_forced, processes, is_part)
 
 
 def _train(
@@ -95,6 +97,7 @@ def _train(
     checkpoint: Checkpoint | None,
     is_forced: bool,
     processes: Processes,
+    is_part: bool,
 ) -> int:
     """Train with these settings. stored: the record of the run that goes on; process 0 has it."""
     with ExitStack() as stack:
@@ -115,7 +118,7 @@ def _train(
             stop = StopRequest(processes.agreed_signal, is_silent=not processes.is_first)
             stack.enter_context(stop)
             position = _begin(out, parts, stored, checkpoint, is_forced, processes)
-        _go(out, parts, position, stop, seconds_before(checkpoint), processes, store)
+        _go(out, parts, position, stop, seconds_before(checkpoint), processes, store, is_part)
         return stop.exit_code if stop.agreed() else 0
 
 
@@ -178,6 +181,7 @@ def _go(
     seconds: float,
     processes: Processes,
     store: ImageStore | None,
+    is_part: bool,
 ) -> None:
     """Train from this position to the last step, or until a signal comes."""
     settings = parts.config.training
@@ -192,6 +196,9 @@ def _go(
         ) as display,
         Recorder(out, parts, display, stop, seconds, processes, store) as recorder,
     ):
+        say_end = partial(
+            say_how_it_ended, display, out, num_steps, processes=processes, is_part=is_part
+        )
         introduce(display, parts, position, num_steps)
         recorder.begin(position)
         is_due = partial(_is_evaluation_due, parts, num_steps)
@@ -219,7 +226,7 @@ def _go(
                         raise
                     if stop.agreed():  # the signal has reached those that load or compile, too
                         break
-                    _rescue(recorder, display, out, position, num_steps, processes)
+                    _rescue(recorder, position, say_end)
                     raise
                 recorder.step(position, report)
                 is_end = position.batch == 0 or position.step == num_steps
@@ -229,22 +236,15 @@ def _go(
                     recorder.evaluate(position)
         if position.step > recorder.saved_step:
             recorder.save(position)
-        say_how_it_ended(display, out, position, num_steps, processes, is_stopped=stop.agreed())
+        say_end(position, is_stopped=stop.agreed())
 
 
-def _rescue(
-    recorder: Recorder,
-    display: TrainingDisplay,
-    out: Path,
-    position: Position,
-    num_steps: int,
-    processes: Processes,
-) -> None:
+def _rescue(recorder: Recorder, position: Position, say_end: Callable[..., None]) -> None:
     """Save the steps that are done before an error ends the session: none of them is to blame."""
     if position.step > recorder.saved_step:
         with suppress(RankdetError):  # the first error is the one to be told
             recorder.save(position)
-            say_how_it_ended(display, out, position, num_steps, processes, is_stopped=True)
+            say_end(position, is_stopped=True)
 
 
 def _next(

@@ -44,19 +44,22 @@ def introduce(display: TrainingDisplay, parts: Parts, position: Position, num_st
 def say_how_it_ended(
     display: TrainingDisplay,
     out: Path,
-    position: Position,
     num_steps: int,
-    processes: Processes,
+    position: Position,
     *,
+    processes: Processes,
     is_stopped: bool,
+    is_part: bool,
 ) -> None:
-    """How to go on, or where to look."""
-    if is_stopped:
+    """How to go on, or where to look. is_part: of another command, which says how to go on."""
+    stopped = f"Stopped after step {position.step} of {num_steps}."
+    if is_stopped and is_part:
+        display.note(stopped)
+    elif is_stopped:
         # Another number of processes would round differently.
         many = not processes.is_alone
         display.note(
-            f"Stopped after step {position.step} of {num_steps}. "
-            f"Go on with: {'torchrun ... -m ' if many else ''}rankdet train --resume "
+            f"{stopped} Go on with: {'torchrun ... -m ' if many else ''}rankdet train --resume "
             f"--out {shlex.quote(str(out))}{f' ({processes.world_size} processes)' if many else ''}"
         )
     else:
