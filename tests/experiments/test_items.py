@@ -226,7 +226,9 @@ def test_an_experiment_runs_at_tiny(
     item: Experiment, shared_out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(robustness.EFFORTS, "tiny", robustness.EFFORTS["smoke"])
-    changes = ("data.train_split=train:64", "data.val_split=val:16", "training.epochs=2")
+    changes: tuple[str, ...] = ("data.train_split=train:64", "training.epochs=2")
+    if not item.name.startswith("rates"):  # they hold images out, and have no other ones
+        changes = (*changes, "data.val_split=val:16")
     changes = (*changes, "training.max_steps=6")
     request = Request("tiny", shared_out / "tiny", device="cpu", changes=changes)
     check_ends(item, request)

@@ -168,7 +168,7 @@ def test_an_error_ends_the_reading_and_what_is_not_begun_is_not_read(error: Base
 
     dataset = Broken()
     num_before = threading.active_count()
-    with pytest.raises(type(error), match=str(error)):
+    with pytest.raises(type(error), match=f"^{error}$"):
         ImageStore.from_dataset(dataset, "cpu", num_threads=2)
     assert threading.active_count() == num_before
     assert dataset.num_read < 100
