@@ -1,13 +1,13 @@
 """The four losses at their own best learning rates, several seeds, two schedules: RetinaNet, SSD.
 
 What the paper claims, with the same care for every loss: the learning rate of each is the one that
-`rates` has chosen on a tenth of the training split, all else is the same, and the spread over seeds
-says what a difference is worth.
+`rates` has chosen on images held out of the training split, all else is the same, and the spread
+over seeds says what a difference is worth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -89,7 +89,7 @@ class Evidence:
         body = []
         for schedule in SCHEDULES:
             body.append(f"## {schedule_title(record, schedule).capitalize()}")
-            if not any(True for _ in _configs(record, schedule)):
+            if not _trainings(record, schedule):
                 body.append("Not run yet.")
                 continue
             differences = self.difference_table(record, schedule)
@@ -142,7 +142,7 @@ class Evidence:
 
     def figure(self, record: Record, path: Path) -> None:
         """AP50 and AP against the epoch: the mean, and from the lowest to the highest seed."""
-        schedules = [one for one in SCHEDULES if any(True for _ in _configs(record, one))]
+        schedules = [one for one in SCHEDULES if _trainings(record, one)]
         drawn = new_figure(9, 3.5 * max(len(schedules), 1))
         panels = drawn.subplots(max(len(schedules), 1), len(_SHOWN), squeeze=False)
         for schedule, row in zip(schedules, panels, strict=False):
@@ -227,25 +227,25 @@ def _results(record: Record, schedule: str, name: str) -> list[Any]:
     return [results[key] for key in _keys(record, schedule, name) if key in results]
 
 
-def _configs(record: Record, schedule: str, name: str = "") -> Iterator[Any]:
-    """The settings of the rows that were run."""
-    for key in record["plan"]:
-        if key.startswith(f"{schedule}: {name}") and key in record["rows"]:
-            yield record["rows"][key]["settings"]["config"]
+def _trainings(record: Record, schedule: str, name: str = "") -> list[Any]:
+    """The settings of the trainings that were run, finished or failed."""
+    return [
+        record["rows"][key]["settings"]["config"]["training"]
+        for key in record["plan"]
+        if key.startswith(f"{schedule}: {name}") and key in record["rows"]
+    ]
 
 
 def _rate(record: Record, schedule: str, name: str) -> str:
-    for config in _configs(record, schedule, f"{name}: "):
-        return f"{config['training']['learning_rate']:g}"
-    return NO_NUMBER
+    trainings = _trainings(record, schedule, f"{name}: ")
+    return f"{trainings[0]['learning_rate']:g}" if trainings else NO_NUMBER
 
 
 def schedule_title(record: Record, schedule: str) -> str:
     """The name of a schedule, with its length if a row of it was run."""
-    title = f"{schedule} schedule"
-    for config in _configs(record, schedule):
-        return f"{title}: {counted(config['training']['epochs'], 'epoch')}"
-    return title
+    trainings = _trainings(record, schedule)
+    length = f": {counted(trainings[0]['epochs'], 'epoch')}" if trainings else ""
+    return f"{schedule} schedule{length}"
 
 
 def number_of_seeds(record: Record, schedule: str, name: str) -> str:
