@@ -184,7 +184,13 @@ def _finish(path: Path, config: Config, device: str | None) -> int:
     if is_finished(path):
         say("It is finished already, and is not trained again.")
         return 0
-    status = train(path, make_config=lambda _: config, is_resumed=is_run(path), device=device)
+    status = train(
+        path,
+        make_config=lambda _: config,
+        is_resumed=is_run(path),
+        device=device,
+        is_part=True,
+    )
     if not status and not is_finished(path):  # results.json was removed, or is of an earlier step
         evaluate(path, device=device)
     return status
