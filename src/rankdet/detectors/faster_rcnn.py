@@ -171,13 +171,13 @@ def make_faster_rcnn(
     head_norm: of the convolution of the region proposal network; the second stage has none. The
     anchors are those of the first stage. num_rois: boxes of an image that the second stage learns
     from, positive from positive_iou on, out of num_proposals and the objects; num_test_proposals:
-    that it looks at otherwise. The other options are those of `DetectorConfig`.
+    that it looks at otherwise, at most. The other options are those of `DetectorConfig`.
 
     >>> import torch
-    >>> detector = make_faster_rcnn(3, backbone="small", norm="group", num_test_proposals=50)
+    >>> detector = make_faster_rcnn(3, backbone="small", norm="group", num_test_proposals=20)
     >>> first, second = detector.eval()(torch.rand(2, 3, 64, 96))
     >>> first.logits.shape, second.logits.shape, second.deltas.shape
-    (torch.Size([2, 378, 1]), torch.Size([2, 50, 3]), torch.Size([2, 50, 3, 4]))
+    (torch.Size([2, 378, 1]), torch.Size([2, 20, 3]), torch.Size([2, 20, 3, 4]))
     """
     columns = num_columns(num_classes, activation)
     if head_norm not in (None, "group"):
