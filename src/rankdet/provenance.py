@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ def provenance(**settings: Any) -> dict[str, Any]:
 
     return {
         **settings,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
         "commit": _commit(),
         "versions": {
             "python": platform.python_version(),
@@ -33,6 +34,13 @@ def provenance(**settings: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _command() -> str:
+    """The command line as one could type it again; of paths to the program, the name."""
+    program = Path(sys.argv[0]).name
+    words = ["python", "-m", "rankdet"] if program == "__main__.py" else [program]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def _commit() -> str | None:
