@@ -148,6 +148,19 @@ def test_synth_never_writes_into_a_folder_in_use(
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_ctrl_c_before_anything_has_begun_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == ""
+
+
 def test_the_options_of_synth_are_those_of_the_embedded_set() -> None:
     from rankdet.data.reading import formats
     from rankdet.data.synthetic import dataset as synthetic

@@ -16,7 +16,7 @@ import typer
 
 from rankdet import __version__
 from rankdet.cli import bench, data, demo, report, reproduce, robustness, running, training
-from rankdet.cli.options import Format
+from rankdet.cli.options import INTERRUPTED, Format
 from rankdet.cli.reproduce import EXPERIMENTS
 from rankdet.errors import ConfigError, RankdetError
 
@@ -99,3 +99,5 @@ def main() -> None:
     except (RankdetError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:  # before typer listens for it; nothing has begun
+        sys.exit(INTERRUPTED)

@@ -9,10 +9,8 @@ from typing import Annotated
 
 import typer
 
-from rankdet.cli.options import Device, Seed, check_device
+from rankdet.cli.options import INTERRUPTED, Device, Seed, check_device
 from rankdet.config import LOSS_NAMES, closest
-
-_INTERRUPTED = 130  # what shells call a program that Ctrl-C ended
 
 
 def demo(
@@ -62,7 +60,7 @@ def demo(
         config = replace(recipe("demo"), seed=seed)
         status = workflow.demo(out, config=config, compare=losses, device=device, record=json_file)
     except KeyboardInterrupt:  # not in a training, which would have saved
-        status = _INTERRUPTED
+        status = INTERRUPTED
     if status:
         typer.echo(f"The demo is not finished. Go on with it: {again}", err=True)
         raise typer.Exit(status)

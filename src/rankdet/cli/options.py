@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+INTERRUPTED = 130  # what shells call a program that Ctrl-C ended
+
 Out = Annotated[
     Path, typer.Option(file_okay=False, help="Folder for tables and plots; made if missing.")
 ]
