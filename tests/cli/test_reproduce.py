@@ -55,7 +55,17 @@ def test_an_experiment_hands_its_options_on(calls: Calls, tmp_path: Path) -> Non
     (weights / "resnet50.pth").touch()
     arguments = ["--scale", "voc320", "--voc", str(voc), "--coco", str(coco), "--jobs", "3"]
     arguments += ["--weights", str(weights), "--out", str(tmp_path / "out"), "--seed", "5"]
-    arguments += ["--device", "cpu", "--set", "training.epochs=2", "--force", "--rows", "0.5"]
+    arguments += [
+        "--device",
+        "cpu",
+        "--set",
+        "training.epochs=2",
+        "--force",
+        "--rows",
+        "0.5",
+        "--rows",
+        "1",
+    ]
     result = invoke("reproduce", "delta", *arguments)
     assert result.exit_code == 0, result.output
     request = Request(
@@ -68,7 +78,7 @@ def test_an_experiment_hands_its_options_on(calls: Calls, tmp_path: Path) -> Non
         seed=5,
         jobs=3,
         changes=("training.epochs=2",),
-        rows="0.5",
+        rows=("0.5", "1"),
     )
     assert calls.requests == [("delta", request, True)]
     assert "the table of delta" in result.output
@@ -237,7 +247,7 @@ def test_what_is_missing_is_told_before_anything_starts(
         ("imbalance", "finished rows are kept, and the row that ran begins again."),
         ("memory", "finished rows are kept, and the row that ran begins again."),
         ("time-curve", "finished rows are kept, and the row that ran begins again."),
-        ("all", "not used by imbalance, memory, time-curve."),
+        ("all", "not used by imbalance, memory, time-curve, time-share."),
     ],
 )
 def test_the_help_says_what_is_saved_and_what_jobs_are_for(name: str, words: str) -> None:

@@ -18,6 +18,7 @@ from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.evidence import (
     RETINANET,
     RETINANET_EXPERIMENT,
+    RETINANET_LONGEST,
     SSD,
     Evidence,
     difference_text,
@@ -25,13 +26,13 @@ from rankdet.experiments.evidence import (
     values_of,
 )
 from rankdet.experiments.experiment import Request, read_record, reproduce
+from rankdet.experiments.schedules import schedules
 from rankdet.experiments.seed_statistics import welch_interval
 
 CHOSEN = {
     "short": {"ohem": 0.01, "focal": 0.02, "auc": 0.005, "ap": 0.0025},
     "long": {"ohem": 0.001, "focal": 0.002, "auc": 0.0005, "ap": 0.00025},
 }
-IMAGES = 5000  # of an epoch
 
 
 @pytest.fixture
@@ -43,9 +44,7 @@ def voc320(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     return Request("voc320", tmp_path, voc="VOC2012")
 
 
-def result(
-    ap: float, ap50: float = 50.0, *, speed: float | None = 200.0, jobs: int = 1
-) -> dict[str, Any]:
+def result(ap: float, ap50: float = 50.0) -> dict[str, Any]:
     """An outcome whose AP and AP50 were 0, half and all of these after 1, 2 and 4 epochs."""
     return {
         "metrics": {"AP": ap, "AP50": ap50, "AP75": ap / 2},
@@ -53,7 +52,6 @@ def result(
             {"step": 156 * epoch, "epoch": epoch, "AP": share * ap, "AP50": share * ap50}
             for epoch, share in ((1, 0.0), (2, 0.5), (4, 1.0))
         ],
-        "training": {"images": IMAGES, "images_per_second": speed, "jobs": jobs},
     }
 
 
@@ -315,46 +313,82 @@ def test_the_paper_s_differences_are_those_of_its_table(
     assert item.paper_difference(other, metric) == pytest.approx(expected)
 
 
+# The longest schedule.
+
+
+def test_the_longest_schedule_is_three_times_the_long_one_and_an_item_of_its_own(
+    voc320: Request,
+) -> None:
+    rows = RETINANET_LONGEST.plan(replace(voc320, seeds=2))
+    assert len(rows) == 2 * len(LOSSES)
+    assert {row.key.partition(":")[0] for row in rows} == {"longest"}
+    for row in rows:
+        config = row.trainings[0]
+        assert (config.training.epochs, config.training.milestones) == (54, (37.8, 48.6))
+        assert config.evaluation.every == 6
+        assert config.training.learning_rate == CHOSEN["long"][config.loss.name]
+
+
+def test_a_page_has_the_schedules_of_its_item_alone(voc320: Request) -> None:
+    record = record_of({"longest: AP-Loss: seed 0": result(30.0)}, voc320, item=RETINANET_LONGEST)
+    text = RETINANET_LONGEST.markdown(record)
+    assert "## Longest schedule: 54 epochs" in text
+    assert "hort schedule" not in text
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ("evidence-retinanet", {"short": 6, "long": 18}),
+        ("longest-retinanet", {"longest": 54}),
+    ],
+)
+def test_what_was_recorded_has_the_schedules_of_now(item: str, expected: dict[str, int]) -> None:
+    file = Path(__file__).parents[2] / "results" / "voc320" / f"{item}.json"
+    rows = read_record(file)["rows"].items()
+    found = {
+        (key.partition(":")[0], row["settings"]["config"]["training"]["epochs"])
+        for key, row in rows
+    }
+    assert found == set(expected.items())
+    lengths = schedules("voc320", 12)
+    assert all(lengths[name].epochs == epochs for name, epochs in expected.items())
+
+
 # On the way.
 
 
 def test_an_aim_is_reached_in_the_first_evaluation_that_is_not_below() -> None:
     outcome = result(30.0, 60.0)  # AP50 0, 30, 60 after 1, 2, 4 epochs
-    assert reached(outcome, 20) == (2, 2 * IMAGES / 200)
-    assert reached(outcome, 30) == (2, 50.0)
-    assert reached(outcome, 30.1) == (4, 100.0)
-    assert reached(outcome, 60) == (4, 100.0)
-    assert reached(outcome, 60.1) is None
+    aims = {20: 2, 30: 2, 30.1: 4, 60: 4, 60.1: None}
+    assert {aim: reached(outcome, aim) for aim in aims} == aims
 
 
 def test_an_aim_may_be_reached_and_lost_again() -> None:
     outcome = result(30.0)
     outcome["curve"] = [{"epoch": 1, "AP50": 55.0}, {"epoch": 2, "AP50": 45.0}]
-    assert reached(outcome, 50) == (1, 25.0)
+    assert reached(outcome, 50) == 1
 
 
-def test_epochs_are_known_without_a_speed_and_evaluations_without_a_number_are_passed() -> None:
-    assert reached(result(30.0, 60.0, speed=None), 50) == (4, None)
+def test_evaluations_without_a_number_are_passed() -> None:
     outcome = result(30.0)
     outcome["curve"] = [{"epoch": 1, "AP50": None}, {"epoch": 3}, {"epoch": 5, "AP50": 70.0}]
-    assert reached(outcome, 50) == (5, 125.0)
+    assert reached(outcome, 50) == 5
 
 
 def test_the_page_tells_when_aims_are_reached_and_by_how_many_seeds(voc320: Request) -> None:
     results = {
-        "short: AP-Loss: seed 0": result(30.0, 52.0, speed=200.0),  # 50 after 4 epochs
-        "short: AP-Loss: seed 1": result(40.0, 120.0, speed=100.0),  # 60 after 2
-        "short: Focal Loss: seed 0": result(30.0, 50.0, speed=None),
-        "short: AUC-Loss: seed 0": result(30.0, 49.0, speed=2000.0),
+        "short: AP-Loss: seed 0": result(30.0, 52.0),  # 50 after 4 epochs
+        "short: AP-Loss: seed 1": result(40.0, 120.0),  # 60 after 2
+        "short: Focal Loss: seed 0": result(30.0, 50.0),
+        "short: AUC-Loss: seed 0": result(30.0, 49.0),
     }
     lines = RETINANET.markdown(record_of(results, voc320)).splitlines()
-    aims = "epochs until AP50 50 | seconds | epochs until AP50 60 | seconds"
-    assert f"| training loss | {aims} | images per second |" in lines
-    # Seconds: 4 * 5000 / 200 = 100 and 2 * 5000 / 100 = 100.
-    assert "| AP-Loss | 3.0 | 100 | 2.0 (1 of 2) | 100 | 150 |" in lines
-    assert "| Focal Loss | 4.0 | – | – | – | – |" in lines
-    assert "| AUC-Loss | – | – | – | – | 2,000 |" in lines
-    assert "| CE-Loss + OHEM | – | – | – | – | – |" in lines
+    assert "| training loss | epochs until AP50 50 | epochs until AP50 60 |" in lines
+    assert "| AP-Loss | 3.0 | 2.0 (1 of 2) |" in lines
+    assert "| Focal Loss | 4.0 | – |" in lines
+    assert "| AUC-Loss | – | – |" in lines
+    assert "| CE-Loss + OHEM | – | – |" in lines
 
 
 # The page and the figure.
@@ -373,7 +407,6 @@ def test_the_page_has_a_part_for_each_schedule_and_says_what_is_missing(voc320: 
     assert told.format("short", "rates-retinanet") in text
     assert told.format("long", "rates-retinanet-long") in text
     assert "Paper: Comparison through different training losses." in text
-    assert "shared the machine" not in text
 
 
 def test_the_page_says_who_chose_the_learning_rates_of_a_schedule(voc320: Request) -> None:
@@ -383,15 +416,6 @@ def test_the_page_says_who_chose_the_learning_rates_of_a_schedule(voc320: Reques
     text = RETINANET.markdown(record_of(results, voc320))
     assert "- Learning rates of the short schedule: chosen by x; those of the scale." in text
     assert "of the long schedule" not in text
-
-
-def test_the_page_says_how_many_trainings_shared_the_machine(voc320: Request) -> None:
-    results = {"short: AP-Loss: seed 0": result(30.0, jobs=4)}
-    text = RETINANET.markdown(record_of(results, voc320))
-    assert "- Up to 4 trainings of the experiment shared the machine, perhaps with others" in text
-    results["short: AP-Loss: seed 1"] = result(30.0, jobs=1)
-    text = RETINANET.markdown(record_of(results, voc320))
-    assert "- Up to 1 or 4 trainings of the experiment shared the machine" in text
 
 
 def test_the_figure_is_drawn_of_what_there_is(

@@ -275,7 +275,7 @@ def test_the_request_in_a_record_does_not_say_where_it_was_run(request_: Request
 def test_only_the_rows_that_were_asked_for_are_run_and_the_others_come_later(
     study: Study, request_: Request
 ) -> None:
-    record = reproduce(study.experiment, replace(request_, rows="b"))
+    record = reproduce(study.experiment, replace(request_, rows=("b",)))
     assert study.calls == ["b"]
     assert record["plan"] == ["a", "b"]
     assert list(record["rows"]) == ["b"]
@@ -285,11 +285,17 @@ def test_only_the_rows_that_were_asked_for_are_run_and_the_others_come_later(
     assert study.calls == ["b", "a"]
 
 
+def test_rows_can_be_asked_for_by_several_words(study: Study, request_: Request) -> None:
+    study.settings = {name: {"value": 1} for name in ("first", "second", "third")}
+    reproduce(study.experiment, replace(request_, rows=("fir", "ird")))
+    assert study.calls == ["first", "third"]
+
+
 def test_rows_that_no_row_is_called_are_refused_with_those_that_there_are(
     study: Study, request_: Request
 ) -> None:
     with pytest.raises(ConfigError, match=r"--rows c: no row of study has .*: a, b\."):
-        reproduce(study.experiment, replace(request_, rows="c"))
+        reproduce(study.experiment, replace(request_, rows=("b", "c")))
     assert not (request_.out / "study.json").exists()
 
 

@@ -103,7 +103,7 @@ def no_figure(record: Record, path: Path) -> None:
 
 def check_ends(item: Experiment, request: Request) -> None:
     """Run it; all rows that were asked for have results, and files for servers are there."""
-    if item.name.startswith("evidence") or item.name.endswith("-long"):
+    if item.name.startswith(("evidence", "longest", "predictions")) or item.name.endswith("-long"):
         # Some rows of `rates` alone cannot choose for it.
         request = replace(request, out=request.out / item.name)
     rows = item.plan(request)
@@ -227,7 +227,7 @@ def test_an_experiment_runs_at_tiny(
 ) -> None:
     monkeypatch.setitem(robustness.EFFORTS, "tiny", robustness.EFFORTS["smoke"])
     changes: tuple[str, ...] = ("data.train_split=train:64", "training.epochs=2")
-    if not item.name.startswith("rates"):  # they hold images out, and have no other ones
+    if not item.name.startswith(("rates", "trials")):  # they hold images out, and have no others
         changes = (*changes, "data.val_split=val:16")
     changes = (*changes, "training.max_steps=6")
     request = Request("tiny", shared_out / "tiny", device="cpu", changes=changes)

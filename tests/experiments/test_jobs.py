@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -231,3 +232,23 @@ def test_a_training_that_a_signal_meets_saves_itself_and_goes_on(
     log = Path(f"{folder}.log").read_text()
     assert "SIGTERM: finishing this step, saving" in log
     assert "--resume" in jobs._command(folder, request)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "2"), ("5", "5")])
+def test_trainings_at_the_same_time_share_the_processors(
+    own: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the user has said how many threads each is to have."""
+    if own is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    program = "import os, sys; print(os.environ['OMP_NUM_THREADS'])"
+    monkeypatch.setattr(jobs, "_command", lambda path, request: [sys.executable, "-c", program])
+    request = Request("smoke", tmp_path, jobs=4)
+    with ExitStack() as stack:
+        path = tmp_path / "runs" / "a-run"
+        config = base_config(request, Training())
+        assert jobs._started(path, config, request, stack).wait() == 0
+    assert Path(f"{path}.log").read_text().strip() == expected

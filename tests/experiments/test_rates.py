@@ -31,6 +31,7 @@ AP_OF_RATES = {0.0025: 10.0, 0.005: 30.0, 0.01: 20.0, 0.02: 5.0}
 def voc320(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     """At voc320, before any rate was added at the edge."""
     monkeypatch.setattr(rates, "MORE_RATES", {})
+    monkeypatch.setattr(rates, "MORE_LONG_RATES", {})
     return Request("voc320", tmp_path, voc="VOC2012")
 
 
@@ -183,6 +184,18 @@ def test_the_long_schedule_tries_the_two_best_rates_of_the_short_one(voc320: Req
     assert len(SSD_LONG.plan(voc320)) == 16  # all, without a record of its short schedule
 
 
+def test_further_rates_of_the_long_schedule_come_besides_the_two_best(
+    voc320: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "MORE_LONG_RATES", {("retinanet", "focal"): (0.0025, 0.005)})
+    write(finished(voc320), voc320)
+    keys = [row.key for row in RETINANET_LONG.plan(voc320)]
+    assert [key for key in keys if key.startswith("Focal")] == [
+        f"Focal Loss: {rate}" for rate in (0.0025, 0.005, 0.01)
+    ]
+    assert len(keys) == 4 * 2 + 1
+
+
 def test_the_long_schedule_waits_for_the_short_one_to_be_finished(voc320: Request) -> None:
     write(finished(voc320, ap={0.01: result(30.0)}), voc320)
     with pytest.raises(ConfigError, match=r"rankdet reproduce rates-retinanet --scale"):
@@ -230,7 +243,7 @@ def test_without_a_record_the_rates_are_the_scale_s_own(
     expected = {"ohem": 0.004, "focal": 0.003, "auc": 0.004, "ap": 0.004}
     assert rates.best_rates(SSD, voc320)[0] == expected
     smoke, chosen_by = rates.best_rates(RETINANET, replace(voc320, scale="smoke"))
-    assert chosen_by.startswith("those of the scale, since `rates-retinanet` was not run")
+    assert chosen_by.startswith("those of the scale, since the folder has no record of")
     assert smoke == pytest.approx(dict.fromkeys(LOSSES.values(), 0.0015))
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from rankdet.errors import ConfigError, RankdetError
 from rankdet.experiments.comparison import LOSSES
+from rankdet.experiments.evaluations import read_evaluations
 from rankdet.experiments.items import EXPERIMENTS, experiment
 from rankdet.experiments.results_page import (
     ITEMS,
@@ -21,7 +22,6 @@ from rankdet.experiments.results_page import (
     command_of,
     read_records,
     readme_part,
-    recorded_commands,
     results_page,
     with_part,
 )
@@ -62,7 +62,6 @@ def training(ap: float) -> dict[str, Any]:
     return {
         "metrics": {"AP": ap, "AP50": ap + 30, "AP75": ap + 1},
         "curve": [],
-        "training": {"images_per_second": 100.0, "images": 1000, "jobs": 1},
     }
 
 
@@ -99,7 +98,26 @@ def test_sections_have_the_order_of_the_page_and_one_title(record_of: Any) -> No
 
 def test_the_page_knows_its_items() -> None:
     assert set(ITEMS) <= {item.name for item in EXPERIMENTS}
-    assert len(set(ITEMS)) == len(ITEMS) == 21
+    assert len(set(ITEMS)) == len(ITEMS) == 25
+
+
+def test_seconds_are_told_by_the_time_of_a_step_alone(record_of: Any) -> None:
+    rows = seeds("long", {"AP-Loss": [30, 31], "Focal Loss": [31], "AUC-Loss": [1]})
+    curves = {0: [(2, 40), (4, 50), (8, 61)], 1: [(2, 40), (4, 49), (6, 55)]}
+    for name, points in (("AP-Loss: seed 0", curves[0]), ("AP-Loss: seed 1", curves[1])):
+        curve = [{"epoch": epoch, "AP50": value} for epoch, value in points]
+        rows[f"long: {name}"]["curve"] = curve
+    steps = {"step_seconds": 0.25, "loss_seconds": 0.01, "step_images": 10, "epoch_images": 100}
+    times = record_of("time-share", {"AP-Loss": steps, "Focal Loss": steps})
+    evidence = record_of("evidence-retinanet", rows)
+    text = results_page({"evidence-retinanet": evidence, "time-share": times})
+    lines = text.partition("\n## time-share")[0].splitlines()
+    aims = "seconds until AP50 50 | seconds until AP50 60"
+    assert f"| schedule and loss | seconds of an epoch | {aims} |" in lines
+    # 2.5 s an epoch; 50 after 4 and 6 epochs, 60 after 8 in one of them.
+    assert "| long: AP-Loss | 2.50 | 12 | 20 |" in lines
+    assert not any(line.startswith(("| long: Focal", "| long: AUC")) for line in lines)
+    assert "Alone on the machine" not in results_page({"evidence-retinanet": evidence})
 
 
 def test_a_section_has_table_figure_and_commands(record_of: Any) -> None:
@@ -108,8 +126,8 @@ def test_a_section_has_table_figure_and_commands(record_of: Any) -> None:
     assert "| 1 | 30.2 | **53.1** | 60.2 |" in section
     assert "- **Not run yet: 2.**" in section
     assert f"![{experiment('delta').summary}](pictures/voc320/delta.png)" in section
-    command = "rankdet reproduce delta --scale voc320"
-    assert section.endswith(f"\n\nMade by:\n\n```text\n{command}\n```\n")
+    command = "rankdet reproduce delta --scale voc320 --voc VOC2012 --seed 0"
+    assert section.endswith(f"and its commit):\n\n```text\n{command}\n```\n")
 
 
 def test_the_introduction_says_where_all_rows_come_from(record_of: Any) -> None:
@@ -155,27 +173,18 @@ def test_a_page_of_nothing_says_so() -> None:
 
 def test_an_item_that_shows_its_figure_itself_has_it_once(record_of: Any) -> None:
     result = {"run": "a-run", "metrics": {}, "pictures": []}
-    text = results_page({"pictures": record_of("pictures", {"AP-Loss": result})}, "here")
+    text = results_page({"pictures": record_of("pictures", {"AP-Loss": result})}, pictures="here")
     assert re.findall(r"!\[[^]]+\]\(([^)]+)\)", text) == ["here/pictures.png"]
 
 
-def test_commands_are_told_once_and_not_those_of_jobs(record_of: Any) -> None:
+def test_the_command_has_the_seeds_and_changes_of_the_record(record_of: Any) -> None:
     record = record_of("evidence-ssd", seeds("short", {"AP-Loss": [1, 2], "AUC-Loss": [1, 2]}))
-    entries = [row["provenance"] for row in record["rows"].values()]
-    for number, entry in enumerate(entries):
-        entry["command"] = f"__main__.py train --config runs/{number}.yaml --out runs/{number}"
     record["request"]["changes"] = ["data.hold=true"]
-    assert recorded_commands(record) == []
     assert command_of(record) == (
         "rankdet reproduce evidence-ssd --scale voc320 --voc VOC2012 --seed 0 --seeds 2 "
         "--set data.hold=true"
     )
-    text = results_page({"evidence-ssd": record})
-    assert "Made by:" not in text
-    assert f"or none):\n\n```text\n{command_of(record)}\n```\n" in text
-    for entry in entries[1:]:
-        entry["command"] = "rankdet reproduce losses-ssd"
-    assert recorded_commands(record) == ["rankdet reproduce losses-ssd"]
+    assert f"```text\n{command_of(record)}\n```\n" in results_page({"evidence-ssd": record})
 
 
 def test_the_part_has_every_loss_and_the_difference_to_the_best_other(record_of: Any) -> None:
@@ -293,7 +302,8 @@ def test_records_that_are_none_of_the_page_are_told(
 
 def test_the_committed_page_is_made_from_the_committed_records() -> None:
     records = read_records(COMMITTED)
-    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == results_page(records), (
+    page = results_page(records, read_evaluations(COMMITTED))
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page, (
         "run: rankdet reproduce page results/voc320 --out docs/results.md --readme README.md"
     )
     pictures = (ROOT / "docs" / "pictures" / "voc320").glob("*")

@@ -11,14 +11,22 @@ from typing import Annotated
 
 import typer
 
-from rankdet.cli.options import Device, Force, Out, Seed, Settings, check_device, data_path
+from rankdet.cli.options import (
+    INTERRUPTED,
+    Device,
+    Force,
+    Out,
+    Seed,
+    Settings,
+    check_device,
+    data_path,
+)
 from rankdet.errors import RankdetError
 from rankdet.experiments.experiment import Experiment, Request
 from rankdet.experiments.items import EXPERIMENTS as ITEMS
 from rankdet.experiments.items import experiment as item_of
 
 _NOT_IN_THE_PAPER = "not in the paper"
-_INTERRUPTED = 130  # what shells call a program that Ctrl-C ended
 
 # Experiments without trainings of detectors: the name, and one line for `rankdet reproduce list`.
 _OTHERS = {
@@ -111,12 +119,12 @@ Seeds = Annotated[
     ),
 ]
 Rows = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
         metavar="WORDS",
         show_default=False,
-        help="Run only rows with these words in their name, such as 'short:'. The others wait: the "
-        "same command without it goes on with them.",
+        help="Run only rows with these words in their name, such as 'short:'; repeatable. The "
+        "others wait: the same command without it goes on with them.",
     ),
 ]
 DeleteRuns = Annotated[
@@ -171,9 +179,9 @@ def remake_tables(
         item = item_of(record["item"])
         refuse_foreign_views(item, file.parent, is_forced=force)
         with shown_from(file):
-            files = write_views(item, record, file.parent)
-        for written in files:
-            typer.echo(f"Wrote {written}.")
+            views = write_views(item, record, file.parent)
+        for view in views:
+            typer.echo(f"Wrote {view}.")
 
 
 @app.command("page")
@@ -184,7 +192,8 @@ def make_page(
             metavar="FOLDER",
             exists=True,
             file_okay=False,
-            help="Folder with records of the scale voc320, ITEM.json, of any items.",
+            help="Folder with records of the scale voc320, ITEM.json, of any items; and files of "
+            "`rankdet evaluate --out` in its folder evaluations.",
         ),
     ],
     out: Annotated[
@@ -211,6 +220,7 @@ def make_page(
 
     Items without a record are listed at its end.
     """
+    from rankdet.experiments.evaluations import read_evaluations
     from rankdet.experiments.experiment import figure_bytes, shown_from
     from rankdet.experiments.figures import FIGURE_MARK, with_few_colours
     from rankdet.experiments.results_page import (
@@ -222,7 +232,7 @@ def make_page(
     )
     from rankdet.output import refuse_foreign, write_whole
 
-    records = read_records(folder)
+    records, evaluations = read_records(folder), read_evaluations(folder)
     pictures = Path("pictures") / folder.resolve().name
     figures = {name: out.parent / pictures / f"{name}.png" for name in records}
     refuse_foreign(out, PAGE_MARK, force)
@@ -233,7 +243,7 @@ def make_page(
         if readme is not None:  # first: it may lack the marks
             text = readme.read_text(encoding="utf-8")
             files[readme] = with_part(text, readme_part(records), str(readme)).encode()
-        files[out] = results_page(records, pictures.as_posix()).encode()
+        files[out] = results_page(records, evaluations, pictures.as_posix()).encode()
         for name, figure in figures.items():
             files[figure] = with_few_colours(figure_bytes(item_of(name), records[name]))
     for file, content in files.items():
@@ -271,7 +281,7 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
         device: Device = None,
         seed: Seed = 0,
         seeds: Seeds = None,
-        rows: Rows = "",
+        rows: Rows = None,
         jobs: Jobs = 1,
         delete_runs: DeleteRuns = False,
         settings: Settings = None,
@@ -289,7 +299,7 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
             changes=tuple(settings or ()),
             seeds=3 if seeds is None else seeds,
             deletes_runs=delete_runs,
-            rows=rows,
+            rows=tuple(rows or ()),
         )
         if seeds is not None and not any(item.has_seeds for item in items):
             typer.echo(f"--seeds {seeds} is not used: this experiment has --seed alone.", err=True)
@@ -343,7 +353,7 @@ def _run(items: Sequence[Experiment], request: Request, is_forced: bool) -> None
         except (Stopped, KeyboardInterrupt) as stop:
             again = shlex.join(["rankdet", *sys.argv[1:]])
             typer.echo(f"{item.name} is not finished. Go on with it: {again}", err=True)
-            raise typer.Exit(getattr(stop, "status", _INTERRUPTED)) from stop
+            raise typer.Exit(getattr(stop, "status", INTERRUPTED)) from stop
         except RankdetError as error:
             if len(items) == 1:
                 raise

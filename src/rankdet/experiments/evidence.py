@@ -1,4 +1,4 @@
-"""The four losses at their own best learning rates, several seeds, two schedules: RetinaNet, SSD.
+"""The four losses at their own best learning rates, several seeds and schedules: RetinaNet, SSD.
 
 What the paper claims, with the same care for every loss: the learning rate of each is the one that
 `rates` has chosen on images held out of the training split, all else is the same, and the spread
@@ -23,7 +23,7 @@ from rankdet.experiments.experiment import Experiment, Record, Request, Row, res
 from rankdet.experiments.figures import begin_at_zero, label_axes, new_figure, save_figure
 from rankdet.experiments.paper import paper_value
 from rankdet.experiments.scales import with_changes
-from rankdet.experiments.schedules import LONG, SHORT
+from rankdet.experiments.schedules import LONG, LONGEST, SHORT
 from rankdet.experiments.seed_statistics import Spread, spread, welch_interval
 from rankdet.experiments.tables import (
     NO_NUMBER,
@@ -36,8 +36,7 @@ from rankdet.experiments.tables import (
 
 LABEL = "base-loss"
 OURS = "AP-Loss"
-SCHEDULES = (SHORT, LONG)
-AIMS = (50, 60)  # AP50 whose epochs and seconds are told
+AIMS = (50, 60)  # AP50 whose epochs are told
 _SHOWN = ("AP50", "AP")
 
 
@@ -45,7 +44,8 @@ _SHOWN = ("AP50", "AP")
 class Evidence:
     """The four losses with one detector, at the learning rates that were chosen for each schedule.
 
-    group: the heading of its columns in the paper's table.
+    tunings: by schedule, which rates they are. group: the heading of its columns in the paper's
+    table.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Evidence:
     def plan(self, request: Request) -> list[Row]:
         """A row for each schedule, loss and seed."""
         chosen = {
-            schedule: rates.best_rates(self.tunings[schedule], request) for schedule in SCHEDULES
+            schedule: rates.best_rates(tuning, request) for schedule, tuning in self.tunings.items()
         }
         seeds = range(request.seed, request.seed + request.seeds)
         return [
             self._row(schedule, name, chosen[schedule][0][loss], chosen[schedule][1], seed, request)
-            for schedule in SCHEDULES
+            for schedule in self.tunings
             for seed in seeds  # before the losses: what is finished first has one of each
             for name, loss in LOSSES.items()
         ]
@@ -87,7 +87,7 @@ class Evidence:
 
     def markdown(self, record: Record) -> str:
         body = []
-        for schedule in SCHEDULES:
+        for schedule in self.tunings:
             body.append(f"## {schedule_title(record, schedule).capitalize()}")
             if not _trainings(record, schedule):
                 body.append("Not run yet.")
@@ -99,7 +99,7 @@ class Evidence:
                 f"{OURS} less each other loss{interval}:",
                 differences,
                 "On the way:",
-                _speed_table(record, schedule),
+                _epochs_table(record, schedule),
             ]
         return page(record, self.title, body, [*_notes(record, self.tunings), caption(LABEL)])
 
@@ -142,13 +142,15 @@ class Evidence:
 
     def figure(self, record: Record, path: Path) -> None:
         """AP50 and AP against the epoch: the mean, and from the lowest to the highest seed."""
-        schedules = [one for one in SCHEDULES if _trainings(record, one)]
+        schedules = [one for one in self.tunings if _trainings(record, one)]
         drawn = new_figure(9, 3.5 * max(len(schedules), 1))
         panels = drawn.subplots(max(len(schedules), 1), len(_SHOWN), squeeze=False)
         for schedule, row in zip(schedules, panels, strict=False):
             for metric, axes in zip(_SHOWN, row, strict=True):
                 for name, loss in LOSSES.items():
                     curve = _mean_curve(record, schedule, name, metric)
+                    if not curve:
+                        continue  # nor has it a line in the legend
                     epochs = sorted(curve)
                     lows, means, highs = (
                         [curve[epoch][part] for epoch in epochs] for part in range(3)
@@ -157,8 +159,14 @@ class Evidence:
                     axes.plot(epochs, means, color=COLOURS[loss], marker=".", label=name)
                 begin_at_zero(axes)
                 label_axes(axes, f"{metric}, {schedule} schedule", "epoch", "percent")
-        if schedules:
-            panels[0][0].legend(frameon=False, fontsize=8)
+        drawn_lines = {
+            label: line
+            for axes in reversed(panels.ravel())
+            for line, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        if drawn_lines:
+            lines = [drawn_lines[name] for name in LOSSES if name in drawn_lines]
+            panels[0][0].legend(handles=lines, frameon=False, fontsize=8)
         save_figure(drawn, path)
 
 
@@ -204,17 +212,19 @@ def difference_text(record: Record, schedule: str, other: str, metric: str) -> s
     return f"{found[0]:+.2f} ± {found[1]:.2f}"
 
 
-def reached(result: Mapping[str, Any], aim: float) -> tuple[float, float | None] | None:
-    """Epochs and seconds until AP50 is at least `aim` in an evaluation; None if it never is.
-
-    The seconds are the images up to then over the training's median rate.
-    """
-    training = result["training"]
+def reached(result: Mapping[str, Any], aim: float) -> float | None:
+    """Epochs until AP50 is at least `aim` in an evaluation; None if it never is."""
     for point in result["curve"]:
         if (point.get("AP50") or 0.0) >= aim:
-            rate = training["images_per_second"]
-            return point["epoch"], point["epoch"] * training["images"] / rate if rate else None
+            epoch: float = point["epoch"]
+            return epoch
     return None
+
+
+def epochs_until(record: Record, schedule: str, name: str, aim: float) -> list[float]:
+    """Epochs until AP50 is at least `aim`, of the seeds that reach it."""
+    found = [reached(result, aim) for result in _results(record, schedule, name)]
+    return [epochs for epochs in found if epochs is not None]
 
 
 def _keys(record: Record, schedule: str, name: str) -> list[str]:
@@ -265,21 +275,17 @@ def _spread_text(found: Spread | None, best: str | None) -> str:
     return text if found.deviation is None else f"{text} ± {found.deviation:.2f}"
 
 
-def _speed_table(record: Record, schedule: str) -> str:
+def _epochs_table(record: Record, schedule: str) -> str:
     rows = []
     for name in LOSSES:
-        results = _results(record, schedule, name)
+        num_seeds = len(_results(record, schedule, name))
         cells = [name]
         for aim in AIMS:
-            times = [found for result in results if (found := reached(result, aim)) is not None]
-            seconds = [time for _, time in times if time is not None]
-            some = f" ({len(times)} of {len(results)})" if 0 < len(times) < len(results) else ""
-            cells.append(f"{fmean(epoch for epoch, _ in times):.1f}{some}" if times else NO_NUMBER)
-            cells.append(f"{fmean(seconds):,.0f}" if seconds else NO_NUMBER)
-        speeds = [speed for result in results if (speed := result["training"]["images_per_second"])]
-        rows.append([*cells, f"{fmean(speeds):,.0f}" if speeds else NO_NUMBER])
-    aims = [text for aim in AIMS for text in (f"epochs until AP50 {aim}", "seconds")]
-    return markdown_table(["training loss", *aims, "images per second"], rows)
+            epochs = epochs_until(record, schedule, name, aim)
+            some = f" ({len(epochs)} of {num_seeds})" if 0 < len(epochs) < num_seeds else ""
+            cells.append(f"{fmean(epochs):.1f}{some}" if epochs else NO_NUMBER)
+        rows.append(cells)
+    return markdown_table(["training loss", *(f"epochs until AP50 {aim}" for aim in AIMS)], rows)
 
 
 def _mean_curve(
@@ -294,48 +300,41 @@ def _mean_curve(
     return {epoch: (min(many), fmean(many), max(many)) for epoch, many in found.items()}
 
 
+def chosen_by(record: Record, schedule: str, tuning: rates.Rates) -> set[str]:
+    """Who has chosen the learning rates of the trainings of a schedule, in words."""
+    usual = f"chosen by `{tuning.name}`, or those of the scale without its record in the folder"
+    results = [result for name in LOSSES for result in _results(record, schedule, name)]
+    return {result.get("learning_rate_from", usual) for result in results}
+
+
 def _rate_notes(record: Record, tunings: Mapping[str, rates.Rates]) -> list[str]:
-    """Who has chosen the learning rates of each schedule."""
-    notes = []
-    for schedule in SCHEDULES:
-        results = [result for name in LOSSES for result in _results(record, schedule, name)]
-        words = {
-            result.get("learning_rate_from", _chosen_by(tunings[schedule])) for result in results
-        }
-        if words:
-            text = "; ".join(sorted(words))
-            notes.append(f"Learning rates of the {schedule} schedule: {text}.")
-    return notes
-
-
-def _chosen_by(tuning: rates.Rates) -> str:
-    """What is known of rows that do not tell."""
-    return f"chosen by `{tuning.name}`, or those of the scale without its record in the folder"
+    return [
+        f"Learning rates of the {schedule} schedule: {'; '.join(sorted(words))}."
+        for schedule, tuning in tunings.items()
+        if (words := chosen_by(record, schedule, tuning))
+    ]
 
 
 def _notes(record: Record, tunings: Mapping[str, rates.Rates]) -> list[str]:
-    notes = [
+    return [
         *_rate_notes(record, tunings),
         "±: the standard deviation over the seeds; of a difference, half of its 95 % interval "
         "(Welch's t).",
-        "Epochs and seconds until AP50 is reached: by the evaluations on the way, mean over the "
-        "seeds that reach it. Seconds and images per second are by the median speed of a "
-        "training: without evaluations and checkpoints.",
+        "Epochs until AP50 is reached: by the evaluations on the way, the mean over the seeds that "
+        "reach it.",
     ]
-    jobs = sorted({result["training"]["jobs"] for result in results_of(record).values()})
-    if jobs and jobs != [1]:
-        notes.append(
-            f"Up to {' or '.join(map(str, jobs))} trainings of the experiment shared the machine, "
-            "perhaps with others: each alone is faster, and images per second say nothing about "
-            "the losses."
-        )
-    return notes
 
 
 RETINANET = Evidence(
     "evidence-retinanet",
     "four losses at their best learning rates, seeds and schedules, RetinaNet",
     {SHORT: rates.RETINANET, LONG: rates.RETINANET_LONG},
+    "RetinaNet + PASCAL VOC",
+)
+RETINANET_LONGEST = Evidence(
+    "longest-retinanet",
+    "four losses at their best learning rates, trained three times as long, RetinaNet",
+    {LONGEST: rates.RETINANET_LONG},
     "RetinaNet + PASCAL VOC",
 )
 SSD = Evidence(
@@ -359,3 +358,4 @@ def _experiment(evidence: Evidence) -> Experiment:
 
 
 RETINANET_EXPERIMENT, SSD_EXPERIMENT = _experiment(RETINANET), _experiment(SSD)
+RETINANET_LONGEST_EXPERIMENT = _experiment(RETINANET_LONGEST)

@@ -50,7 +50,7 @@ class Request:
     time. changes: `section.key=value`, for every training, after everything else. seeds: how many
     trainings differ in the seed alone, where an experiment has several. deletes_runs: the folder of
     a training is deleted when its rows are recorded, if it was not finished before. rows: run only
-    those with these words in their name; the others wait, or stay as they are.
+    those with one of these in their name; the others wait, or stay as they are. None: all are run.
     """
 
     scale: str
@@ -64,7 +64,7 @@ class Request:
     changes: tuple[str, ...] = ()
     seeds: int = 3
     deletes_runs: bool = False
-    rows: str = ""
+    rows: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, Any]:
         """What the results depend on, ready for JSON; not where and how fast they are made.
@@ -140,11 +140,12 @@ def reproduce(
     """
     rows = experiment.plan(request)
     assert len({row.key for row in rows}) == len(rows), "each row has its own name"
-    if not any(request.rows in row.key for row in rows):
-        raise ConfigError(
-            f"--rows {request.rows}: no row of {experiment.name} has that in its name. The rows: "
-            f"{', '.join(row.key for row in rows)}."
-        )
+    for words in request.rows:
+        if not any(words in row.key for row in rows):
+            raise ConfigError(
+                f"--rows {words}: no row of {experiment.name} has that in its name. The rows: "
+                f"{', '.join(row.key for row in rows)}."
+            )
     request.out.mkdir(parents=True, exist_ok=True)
     with _alone_with(request.out, experiment.name):
         record = _begun_record(experiment, request, rows, is_forced)
@@ -152,7 +153,8 @@ def reproduce(
         if len(waiting) < len(rows):
             done = counted(len(rows) - len(waiting), "row")
             say(f"{experiment.name}: {done} of {len(rows)} finished before, and kept.")
-        waiting = [row for row in waiting if request.rows in row.key]
+        if request.rows:
+            waiting = [row for row in waiting if any(words in row.key for words in request.rows)]
         if request.jobs > 1 and not experiment.has_trainings:
             say(
                 f"{experiment.name}: --jobs {request.jobs} is not used: its rows are trained or "

@@ -21,6 +21,7 @@ from rankdet.experiments import (
     interpolation,
     losses,
     memory,
+    predictions,
     ranked_together,
     rates,
     robustness,
@@ -31,6 +32,8 @@ from rankdet.experiments import (
     sigmoid_step,
     time_curve,
     time_losses,
+    time_share,
+    trials,
 )
 from rankdet.experiments.experiment import Experiment
 
@@ -51,6 +54,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     memory.EXPERIMENT,
     time_curve.EXPERIMENT,
     time_losses.EXPERIMENT,
+    time_share.EXPERIMENT,
     benchmarks.VOC07,
     benchmarks.VOC12,
     benchmarks.COCO,
@@ -66,7 +70,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     rates.SSD_EXPERIMENT,
     rates.SSD_LONG_EXPERIMENT,
     evidence.RETINANET_EXPERIMENT,
+    evidence.RETINANET_LONGEST_EXPERIMENT,
     evidence.SSD_EXPERIMENT,
+    trials.EXPERIMENT,
+    predictions.EXPERIMENT,
     ranked_together.EXPERIMENT,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -79,7 +80,7 @@ def train_together(configs: Mapping[Path, Config], request: Request) -> Generato
         stack.callback(_end, running)  # nothing goes on where this one ends by an error
         while waiting or running:
             if stop and not is_told:
-                say(f"A signal came: {counted(len(running), 'training')} end and save themselves.")
+                say(f"A signal came, for {counted(len(running), 'training')} to end and save.")
                 waiting, status, is_told = {}, stop.exit_code, True
                 for process in running:
                     process.terminate()
@@ -128,8 +129,15 @@ def _started(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(Path(f"{path}.yaml"), dump(config).encode())
     log: IO[bytes] = stack.enter_context(Path(f"{path}.log").open("ab"))  # noqa: SIM115
-    command = _command(path, request)
-    return subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+    # Processes that each take all processors wait for each other most of the time.
+    threads = str(max((os.cpu_count() or 1) // request.jobs, 1))
+    return subprocess.Popen(
+        _command(path, request),
+        stdout=log,
+        stderr=log,
+        stdin=subprocess.DEVNULL,
+        env={"OMP_NUM_THREADS": threads, **os.environ},
+    )
 
 
 def _command(path: Path, request: Request) -> list[str]:

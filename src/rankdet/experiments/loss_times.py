@@ -60,13 +60,14 @@ def seconds_of(loss: ClassLoss, snapshot: Snapshot, *, rounds: int = 3) -> float
     times = []
     for _ in range(rounds + 1):
         logits = snapshot.logits.detach().requires_grad_()
-        start = _now(logits.device)
+        start = now(logits.device)
         loss(logits, snapshot.labels).backward()
-        times.append(_now(logits.device) - start)
+        times.append(now(logits.device) - start)
     return statistics.median(times[1:])
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """The clock, in seconds, when the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

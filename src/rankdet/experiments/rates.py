@@ -1,9 +1,10 @@
 """The learning rate of each loss, chosen on a tenth of the training images: RetinaNet and SSD.
 
 Each of the four losses is trained in the short schedule at several learning rates, without a tenth
-of the training split, and judged on that tenth; then at its two best ones in the long schedule,
-whose best rate may be another. So the validation split chooses nothing: `evidence` trains at the
-rates that were best here. The figure shows how sensitive each loss is to its rate.
+of the training split, and judged on that tenth; then at its two best ones, and perhaps others, in
+the long schedule, whose best rate may be another. So the validation split chooses nothing:
+`evidence` trains at the rates that were best here. The figure shows how sensitive each loss is to
+its rate.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, 
 # At voc320, for the images of a step.
 RATES = {"retinanet": (0.0025, 0.005, 0.01, 0.02), "ssd": (0.0005, 0.001, 0.002, 0.004)}
 # Further ones, by detector and loss: where the best was at the edge of those above.
-MORE_RATES: dict[tuple[str, str], tuple[float, ...]] = {}
+MORE_RATES: dict[tuple[str, str], tuple[float, ...]] = {("retinanet", "focal"): (0.04, 0.08)}
+# Tried in the long schedule besides the two best of the short one, at voc320.
+MORE_LONG_RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    ("retinanet", "focal"): (0.01, 0.08),
+}
 # At the other scales, times the scale's own rate.
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 # The share of the training images; smoke has so few that none would be held out of a tenth.
@@ -58,12 +63,12 @@ class Rates:
         rows = []
         for name, loss in LOSSES.items():
             for rate in self._tried(loss, request):
-                config = self._config(loss, rate, request)
+                config = held_out_config(self.detector, loss, rate, self.schedule, request)
                 rows.append(
                     Row(
                         key=f"{name}: {rate:g}",
                         settings={"config": to_dict(config)},
-                        run=partial(_result, config, request),
+                        run=partial(outcome_or_divergence, config, request),
                         trainings=(config,),
                         is_outcome=True,
                     )
@@ -72,13 +77,11 @@ class Rates:
 
     def _tried(self, loss: str, request: Request) -> Sequence[float]:
         if self.first is not None and (record := _finished_record(self.first, request)):
-            return sorted(_by_value(record, loss)[:NUM_KEPT])
+            best = _by_value(record, loss)[:NUM_KEPT]
+            if request.scale == "voc320":
+                best += MORE_LONG_RATES.get((self.detector, loss), ())
+            return sorted(set(best))
         return rates_of(self.detector, loss, request)
-
-    def _config(self, loss: str, rate: float, request: Request) -> Config:
-        data = {"hold_out": HELD_OUT[request.scale], "val_split": None}
-        config = tuned_config(self.detector, loss, rate, self.schedule, request)
-        return with_changes(request, merge(config, {"data": data, "evaluation": {"every": 0}}))
 
     def markdown(self, record: Record) -> str:
         chosen = chosen_rates(record)
@@ -88,7 +91,13 @@ class Rates:
                 mark = _mark(record, name, rate) if chosen.get(loss) == rate else ""
                 rows.append([name, f"{rate:g}", *_texts(record, key), mark])
         heading = ["training loss", "learning rate", *METRICS, "choice by AP"]
-        return page(record, self.title, [markdown_table(heading, rows)], _notes(record))
+        notes = _notes(record)
+        if self.first is not None:
+            notes.append(
+                f"The rates below and above these were behind in `{self.first.name}`; in this "
+                "schedule they were not tried."
+            )
+        return page(record, self.title, [markdown_table(heading, rows)], notes)
 
     def figure(self, record: Record, path: Path) -> None:
         """AP against the learning rate, a line for each loss."""
@@ -127,7 +136,7 @@ def is_edge(record: Record, name: str, rate: float) -> bool:
     """Whether a rate of a loss is the lowest or highest that was tried, and not all are alike."""
     tried, results = tried_rates(record, LOSSES[name]), results_of(record)
     shown = {number(_value(results.get(key), _CHOSEN_BY)) for key in tried.values()}
-    # Of the two in the long schedule, each would be.
+    # Of two in the long schedule, each would be.
     return len(tried) > NUM_KEPT and len(shown) > 1 and rate in (min(tried), max(tried))
 
 
@@ -143,14 +152,23 @@ def tuned_config(detector: str, loss: str, rate: float, schedule: str, request: 
     return merge(config, {**changes, "evaluation": {"pictures": False}})
 
 
+def held_out_config(
+    detector: str, loss: str, rate: float, schedule: str, request: Request
+) -> Config:
+    """The same, judged at its end on images held out of the training split; with the --set."""
+    data = {"hold_out": HELD_OUT[request.scale], "val_split": None}
+    config = tuned_config(detector, loss, rate, schedule, request)
+    return with_changes(request, merge(config, {"data": data, "evaluation": {"every": 0}}))
+
+
 def rates_of(detector: str, loss: str, request: Request) -> tuple[float, ...]:
     """The learning rates that are tried, in ascending order."""
     if request.scale == "voc320":
         return tuple(sorted({*RATES[detector], *MORE_RATES.get((detector, loss), ())}))
-    return tuple(_usual_rate(detector, loss, request) * factor for factor in FACTORS)
+    return tuple(usual_rate(detector, loss, request) * factor for factor in FACTORS)
 
 
-def _usual_rate(detector: str, loss: str, request: Request) -> float:
+def usual_rate(detector: str, loss: str, request: Request) -> float:
     """The scale's own learning rate for the images of a step."""
     training = base_config(request, Training(detector=detector), loss).training
     return training.learning_rate * training.batch_size / training.reference_batch_size
@@ -196,8 +214,8 @@ def best_rates(rates: Rates, request: Request) -> tuple[dict[str, float], str]:
         return chosen_rates(record), words
     if rates.first is not None:
         return best_rates(rates.first, request)
-    usual = {loss: _usual_rate(rates.detector, loss, request) for loss in LOSSES.values()}
-    return usual, f"those of the scale, since `{rates.name}` was not run in the same folder"
+    usual = {loss: usual_rate(rates.detector, loss, request) for loss in LOSSES.values()}
+    return usual, f"those of the scale, since the folder has no record of `{rates.name}`"
 
 
 def _finished_record(rates: Rates, request: Request) -> Record | None:
@@ -230,7 +248,7 @@ def _finished_record(rates: Rates, request: Request) -> Record | None:
     return record
 
 
-def _result(config: Config, request: Request) -> Mapping[str, Any]:
+def outcome_or_divergence(config: Config, request: Request) -> Mapping[str, Any]:
     """The outcome; that a training does not survive its rate is one, too, and not tried again."""
     try:
         return outcome(config, request)
@@ -270,7 +288,7 @@ def _experiment(rates: Rates) -> Experiment:
 
 
 _TITLE = "four losses at several learning rates, {}, judged on a tenth of train"
-_LONG_TITLE = "four losses at their two best learning rates, {}, long schedule, judged on a tenth"
+_LONG_TITLE = "four losses at the best rates of the short schedule, {}, long schedule, on a tenth"
 
 RETINANET = Rates("rates-retinanet", _TITLE.format("RetinaNet"), "retinanet")
 SSD = Rates("rates-ssd", _TITLE.format("SSD"), "ssd")

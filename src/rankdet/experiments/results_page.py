@@ -2,6 +2,7 @@
 
     FOLDER/ITEM.json, ... ─► read_records ─► results_page ─► docs/results.md
                                         └──► readme_part ─► with_part ─► README.md
+    FOLDER/evaluations/NAME.json, ... ─► read_evaluations ─► results_page
 
 `rankdet reproduce page` writes both; a test compares them with the records that are committed.
 """
@@ -12,22 +13,34 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePath
+from statistics import fmean
 from typing import Any
 
 from rankdet.errors import ConfigError
-from rankdet.experiments import evidence, rates
+from rankdet.experiments import evidence, rates, time_share
 from rankdet.experiments.comparison import LOSSES, METRICS
-from rankdet.experiments.experiment import Record, read_record
+from rankdet.experiments.evaluations import Evaluations, evaluations_part
+from rankdet.experiments.experiment import Record, read_record, results_of
 from rankdet.experiments.items import EXPERIMENTS, experiment
-from rankdet.experiments.tables import markdown_table
+from rankdet.experiments.tables import NO_NUMBER, markdown_table
 
 SCALE = "voc320"
 # What the page shows first, in this order; the other items come after these.
 ITEMS = (
-    *("rates-retinanet", "rates-retinanet-long", "evidence-retinanet"),
+    *("rates-retinanet", "rates-retinanet-long", "evidence-retinanet", "longest-retinanet"),
+    *("predictions", "trials"),
     *("rates-ssd", "rates-ssd-long", "evidence-ssd", "rois"),
     *("ranked-together", "batch-size", "delta", "sigmoid", "interpolation", "sampling", "ghm-dr"),
-    *("robustness", "convergence", "imbalance", "time-losses", "time-curve", "memory", "pictures"),
+    *(
+        "robustness",
+        "convergence",
+        "imbalance",
+        "time-share",
+        "time-losses",
+        "time-curve",
+        "memory",
+        "pictures",
+    ),
 )
 PAGE_MARK = "<!-- rankdet reproduce page"  # at the start of the page
 PART_BEGIN = "<!-- results: made by rankdet reproduce page -->"
@@ -47,12 +60,6 @@ _PART_NOTES = (
     "In percent, on val; bold is the best of its column, ± the standard deviation over the seeds, "
     "and of a difference half of its 95 % interval (Welch's t). A difference of single seeds has "
     "no interval."
-)
-# Command of a process that `--jobs` started: it names a file beside the run, not an experiment.
-_OF_JOBS = re.compile(r"\S+ train --config ")
-_NO_COMMAND = (
-    "The settings of the record, as a command (what was recorded are those of single trainings, "
-    "or none):"
 )
 
 
@@ -76,12 +83,25 @@ def read_records(folder: Path) -> dict[str, Record]:
     return records
 
 
-def results_page(records: Mapping[str, Record], pictures: str = f"pictures/{SCALE}") -> str:
-    """The Markdown page of records by their items. pictures: where ITEM.png are, from the page."""
+def results_page(
+    records: Mapping[str, Record],
+    evaluations: Evaluations | None = None,
+    pictures: str = f"pictures/{SCALE}",
+) -> str:
+    """The Markdown page of records by their items, and of evaluations by their files' names.
+
+    pictures: where ITEM.png are, from the page.
+    """
     names = [*ITEMS, *(item.name for item in EXPERIMENTS if item.name not in ITEMS)]
     parts = [f"{PAGE_MARK}: made from records, not by hand -->", f"# {_TITLE}", _INTRODUCTION]
     parts.append(_origin(records) if records else _NOTHING)
-    parts += [_section(records[name], pictures) for name in names if name in records]
+    if counts := {one["data"]["num_images"] for one in (evaluations or {}).values()}:
+        parts.append(f"Images of val in the folder: {', '.join(f'{n:,}' for n in sorted(counts))}.")
+    for name in names:
+        if name in records:
+            parts += [_section(records[name], pictures), *_seconds(name, records)]
+    if evaluations:
+        parts.append(evaluations_part(evaluations))
     if missing := [name for name in names if name not in records]:
         lines = [f"- `{name}`: {experiment(name).summary}" for name in missing]
         parts += ["## Not run", "\n".join(lines)]
@@ -90,17 +110,14 @@ def results_page(records: Mapping[str, Record], pictures: str = f"pictures/{SCAL
 
 def readme_part(records: Mapping[str, Record]) -> str:
     """The accuracy of every loss in `evidence`, and how far AP-loss is ahead of the best other."""
-    shown = {
-        one.name: records[one.name]
-        for one in (evidence.RETINANET, evidence.SSD)
-        if one.name in records
-    }
+    items = (evidence.RETINANET, evidence.RETINANET_LONGEST, evidence.SSD)
+    shown = {one.name: records[one.name] for one in items if one.name in records}
     parts = []
-    for one in (evidence.RETINANET, evidence.SSD):
-        for schedule in evidence.SCHEDULES:
+    for one in items:
+        for schedule in one.tunings:
             if one.name in shown and _has_numbers(shown[one.name], schedule):
                 parts += _accuracy(one, shown[one.name], schedule)
-                parts += _edges(one.tunings[schedule], records)
+                parts += _edges(one, schedule, records)
     return "\n\n".join([*parts, _PART_NOTES, _origin(shown)]) if parts else _NOTHING
 
 
@@ -123,19 +140,6 @@ def with_part(text: str, part: str, file: str = "README.md") -> str:
             "where the results are to stand."
         )
     return f"{before}{begin}{part}\n{end}{after}"
-
-
-def recorded_commands(record: Record) -> list[str]:
-    """The commands that made the rows, as they were recorded, each once.
-
-    Those of processes that `--jobs` started are left out: nobody could give them again.
-
-    >>> entry = {"provenance": {"command": "rankdet reproduce delta"}}
-    >>> recorded_commands({"rows": {"1": entry, "2": entry}})
-    ['rankdet reproduce delta']
-    """
-    commands = [str(entry["command"]) for entry in _provenances(record) if entry.get("command")]
-    return [one for one in dict.fromkeys(commands) if not _OF_JOBS.match(one)]
 
 
 def command_of(record: Record) -> str:
@@ -165,10 +169,32 @@ def _section(record: Record, pictures: str) -> str:
     figure = f"]({pictures}/{item.name}.png)"
     text = text.replace(f"]({item.name}.png)", figure)  # some show it themselves
     parts = [text] if figure in text else [text, f"![{item.summary}{figure}"]
-    title, commands = "Made by:", recorded_commands(record)
-    if not commands:
-        title, commands = _NO_COMMAND, [command_of(record)]
-    return "\n\n".join([*parts, title, "\n".join(["```text", *commands, "```"])])
+    title = "The settings of the record as a command (each row has its own, and its commit):"
+    return "\n\n".join([*parts, title, f"```text\n{command_of(record)}\n```"])
+
+
+def _seconds(name: str, records: Mapping[str, Record]) -> list[str]:
+    """What epochs of an item of `evidence` take alone on the machine, where that was measured."""
+    items = {one.name: one for one in (evidence.RETINANET, evidence.RETINANET_LONGEST)}
+    if name not in items or (timed := records.get(time_share.EXPERIMENT.name)) is None:
+        return []
+    times = {loss: time_share.epoch_seconds(one) for loss, one in results_of(timed).items()}
+    rows = []
+    for schedule in items[name].tunings:
+        for loss, seconds in times.items():
+            epochs = [
+                evidence.epochs_until(records[name], schedule, loss, aim) for aim in evidence.AIMS
+            ]
+            if any(epochs):
+                cells = [f"{fmean(one) * seconds:,.0f}" if one else NO_NUMBER for one in epochs]
+                rows.append([f"{schedule}: {loss}", f"{seconds:.2f}", *cells])
+    heading = ["schedule and loss", "seconds of an epoch"]
+    heading += [f"seconds until AP50 {aim}" for aim in evidence.AIMS]
+    text = (
+        f"Alone on the machine, by the steps of `{time_share.EXPERIMENT.name}` and the epochs "
+        "above (the mean over the seeds that reach it; without evaluations):"
+    )
+    return [text, markdown_table(heading, rows)] if rows else []
 
 
 def _origin(records: Mapping[str, Record]) -> str:
@@ -197,9 +223,13 @@ def _has_numbers(record: Record, schedule: str) -> bool:
     return any(evidence.values_of(record, schedule, name, METRICS[0]) for name in LOSSES)
 
 
-def _edges(tuning: rates.Rates, records: Mapping[str, Record]) -> list[str]:
+def _edges(one: evidence.Evidence, schedule: str, records: Mapping[str, Record]) -> list[str]:
     """A sentence on losses whose best learning rate may not be among those that were tried."""
-    record = records.get(tuning.name)
+    words = evidence.chosen_by(records[one.name], schedule, one.tunings[schedule])
+    tuning: rates.Rates | None = one.tunings[schedule]
+    while tuning is not None and not any(f"`{tuning.name}`" in text for text in words):
+        tuning = tuning.first
+    record = records.get(tuning.name) if tuning is not None else None
     if record is None:
         return []
     chosen = rates.chosen_rates(record)

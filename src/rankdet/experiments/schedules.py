@@ -1,4 +1,4 @@
-"""Two lengths of a training: the ranking of losses may depend on it.
+"""Three lengths of a training: the ranking of losses may depend on it.
 
 The learning rate falls to a tenth after 70 % and 90 % of the epochs.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from rankdet.config import Config
 
-SHORT, LONG = "short", "long"
+SHORT, LONG, LONGEST = "short", "long", "longest"
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Schedule:
     every: int
 
 
-_VOC320 = {SHORT: Schedule(6, 1), LONG: Schedule(18, 2)}
+_VOC320 = {SHORT: Schedule(6, 1), LONG: Schedule(18, 2), LONGEST: Schedule(54, 6)}
 
 
 def schedules(scale: str, usual_epochs: int) -> dict[str, Schedule]:
-    """Both, by name. Elsewhere than at voc320, the long one has the usual epochs of the scale.
+    """All, by name. Elsewhere than at voc320, the long one has the usual epochs of the scale.
 
     >>> schedules("paper", 160)["short"].epochs
     53
@@ -33,7 +33,11 @@ def schedules(scale: str, usual_epochs: int) -> dict[str, Schedule]:
         return _VOC320
     short = max(round(usual_epochs / 3), 1)
     every = max(short // 10, 1)
-    return {SHORT: Schedule(short, every), LONG: Schedule(usual_epochs, 2 * every)}
+    return {
+        SHORT: Schedule(short, every),
+        LONG: Schedule(usual_epochs, 2 * every),
+        LONGEST: Schedule(3 * usual_epochs, 6 * every),
+    }
 
 
 def with_schedule(config: Config, schedule: Schedule) -> Config:

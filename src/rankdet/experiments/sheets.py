@@ -19,7 +19,6 @@ from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, 
 
 SUMMARY = "detections of focal loss and AP-loss on the same images"
 _SIDE = 320  # pixels of a picture in the record
-_FEWEST_OBJECTS = 2  # in an image that is shown
 _MOST_BESIDE = 5  # pictures in a line of the figure
 # Inches of the figure: of a full line, of a line's height and of its title, between pictures.
 _WIDTH, _HIGHEST, _TITLE, _GAP = 10.0, 2.4, 0.3, 0.06
@@ -90,44 +89,17 @@ def _result(sheet: Sheet, config: Config, request: Request) -> dict[str, Any]:
 def _pictures(
     run: Path, thresholds: list[float | None], num_images: int, request: Request
 ) -> list[dict[str, Any]]:
-    """What prediction would show in some images with objects, evenly spaced over the split."""
-    import numpy as np
-
-    from rankdet import build
-    from rankdet.data.chosen import ChosenImages
-    from rankdet.metrics.thresholds import usual_thresholds
-    from rankdet.workflows.evaluate import detect_dataset
-    from rankdet.workflows.evaluation_data import choose_data, open_data
-    from rankdet.workflows.examples import evenly_spaced
+    """What prediction would show in some images, as small files."""
+    from rankdet.experiments.shown_detections import shown_images
     from rankdet.workflows.pictures import picture
-    from rankdet.workflows.run import read_checkpoint, read_run, trained_detector
 
-    record = read_run(run)
-    choice = choose_data(record, None, None, lambda config: config)
-    dataset = open_data(choice, record)
-    counts = [int((~dataset.target(index).is_ignored).sum()) for index in range(len(dataset))]
-    images = evenly_spaced(np.flatnonzero(np.array(counts) >= _FEWEST_OBJECTS), num_images)
-    few = ChosenImages(dataset, images.tolist())
-    device = build.device(request.device)
-    found = detect_dataset(
-        trained_detector(record, read_checkpoint(run, "last"), device),
-        few,
-        choice.config,
-        activation=record.activation,
-        device=device,
-    )
-    assert found is not None  # nobody stops it
-    limits = usual_thresholds(thresholds, choice.config.evaluation.score_threshold)
-    shown = []
-    for number, detections in enumerate(found.detections):
-        lowest = detections.scores.new_tensor(
-            [limits[label] for label in detections.labels.tolist()]
-        )
-        kept = detections.select((detections.scores >= lowest).nonzero()[:, 0])
-        pixels = few.image(number).permute(1, 2, 0).contiguous().numpy()
-        drawn = picture(pixels, kept, record.classes)
-        shown.append({"image": few.name(number), "jpeg": _encoded(drawn)})
-    return shown
+    return [
+        {
+            "image": shown.name,
+            "jpeg": _encoded(picture(shown.pixels, shown.detections, shown.classes)),
+        }
+        for shown in shown_images(run, thresholds, num_images, request)
+    ]
 
 
 def _encoded(drawn: Any) -> str:

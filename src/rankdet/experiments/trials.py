@@ -1,0 +1,175 @@
+"""One setting changed at a time: what holds a loss back, and what would help it.
+
+Each trial is a training of RetinaNet in the short schedule at the scale's own learning rate of its
+loss, with one change, judged on images held out of the training split: the validation split
+chooses nothing. A change of the evaluation alone is tried on the training as it is.
+
+The initial bias of the scores is none of the trials: AP-loss and AUC-loss see differences of scores
+alone, so that it is to them what the score threshold is, but for the weight decay on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rankdet.config import Config, merge, to_dict
+from rankdet.experiments.arms import evaluated, outcome, trained
+from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
+from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.figures import label_axes, new_figure, save_figure
+from rankdet.experiments.rates import held_out_config, outcome_or_divergence, usual_rate
+from rankdet.experiments.schedules import SHORT
+from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
+
+SUMMARY = "one setting changed at a time, four losses, RetinaNet, judged on a tenth of train"
+USUAL = "as usual"
+_DETECTOR = "retinanet"
+_JUDGED_BY = "AP"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """loss: its name in the tables. change: what is different, in words.
+
+    settings: the same as settings; rate_factor: of the scale's own learning rate.
+    """
+
+    loss: str
+    change: str = USUAL
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rate_factor: float = 1.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.loss}: {self.change}"
+
+    @property
+    def is_of_evaluation(self) -> bool:
+        """Whether the training is as usual."""
+        return self.settings.keys() == {"evaluation"}
+
+
+def _box_weight(loss: str, weight: float) -> Trial:
+    return Trial(loss, f"box loss times {weight:g}", {"loss": {"box_weight": weight}})
+
+
+def _flips(loss: str) -> Trial:
+    return Trial(loss, "flips alone", {"data": {"augmentation": "flip"}})
+
+
+def _cosine(loss: str) -> Trial:
+    return Trial(loss, "rate along a cosine", {"training": {"schedule": "one_cycle"}})
+
+
+def _threshold(loss: str, threshold: float) -> Trial:
+    settings = {"evaluation": {"score_threshold": threshold}}
+    return Trial(loss, f"score threshold {threshold:g}", settings)
+
+
+_OHEM, _FOCAL, _AUC, _AP = LOSSES
+TRIALS = (
+    Trial(_AP),
+    Trial(_AP, "seed 1", {"seed": 1}),
+    Trial(_AP, "seed 2", {"seed": 2}),
+    _box_weight(_AP, 0.25),
+    _box_weight(_AP, 0.5),
+    _box_weight(_AP, 2.0),
+    _flips(_AP),
+    _cosine(_AP),
+    Trial(_AP, "gradients not clipped", {"training": {"clip_norm": None}}),
+    Trial(_AP, "no warm-up", {"training": {"warmup_steps": 0}}),
+    _threshold(_AP, 0.0),
+    _threshold(_AP, 0.05),
+    Trial(_OHEM),
+    _box_weight(_OHEM, 0.5),
+    _flips(_OHEM),
+    _cosine(_OHEM),
+    Trial(_FOCAL),
+    _box_weight(_FOCAL, 0.25),
+    _flips(_FOCAL),
+    Trial(_AUC),
+    _box_weight(_AUC, 0.1),
+    Trial(_AUC, "twice the learning rate", rate_factor=2.0),
+)
+
+
+def plan(request: Request) -> list[Row]:
+    """A row for each trial."""
+    return [_row(trial, request) for trial in TRIALS]
+
+
+def _row(trial: Trial, request: Request) -> Row:
+    loss = LOSSES[trial.loss]
+    rate = trial.rate_factor * usual_rate(_DETECTOR, loss, request)
+    usual = held_out_config(_DETECTOR, loss, rate, SHORT, request)
+    changed = merge(usual, trial.settings)
+    config = usual if trial.is_of_evaluation else changed
+    run: Callable[[], Mapping[str, Any]] = partial(outcome_or_divergence, config, request)
+    if trial.is_of_evaluation:
+        run = partial(_tested, trial, config, changed, request)
+    return Row(
+        key=trial.key,
+        settings={"config": to_dict(changed)},
+        run=run,
+        trainings=(config,),
+        is_outcome=not trial.is_of_evaluation,
+    )
+
+
+def _tested(trial: Trial, config: Config, changed: Config, request: Request) -> dict[str, Any]:
+    """The outcome of the usual training, with the numbers of another evaluation."""
+    run = trained(config, request)
+    results = evaluated(run, request, trial.change.replace(" ", "-"), changed)
+    return {**outcome(config, request), "metrics": results["metrics"]}
+
+
+def markdown(record: Record) -> str:
+    """A row for each trial."""
+    rows, results = [], results_of(record)
+    for trial in TRIALS:
+        if trial.key not in results:
+            text = missing_text(record, trial.key)
+            rows.append([trial.loss, trial.change, NO_NUMBER, text, *[NO_NUMBER] * 2])
+            continue
+        config = record["rows"][trial.key]["settings"]["config"]
+        usual = record["rows"].get(Trial(trial.loss).key, {}).get("settings", {}).get("config")
+        same = " (the usual here)" if trial.change != USUAL and config == usual else ""
+        metrics = results[trial.key]["metrics"]
+        cells = ["diverged", *[NO_NUMBER] * 2]
+        if metrics is not None:
+            cells = [number(metrics[metric]) for metric in METRICS]
+        rate = f"{config['training']['learning_rate']:g}"
+        rows.append([trial.loss, trial.change + same, rate, *cells])
+    heading = ["training loss", "change", "learning rate", *METRICS]
+    notes = [
+        "Trained without a tenth of train and judged on it, in the short schedule, each once. How "
+        "much of a difference is chance, the other seeds of AP-loss say, and its training as usual "
+        "in `rates-retinanet`: the same settings and the same seed, run another time.",
+        "Flips alone: in place of SSD's augmentation. Rate along a cosine: the learning rate falls "
+        "from its value after the warm-up to 0, in place of two steps to a tenth.",
+    ]
+    return page(record, SUMMARY, [markdown_table(heading, rows)], notes)
+
+
+def figure(record: Record, path: Path) -> None:
+    """AP of each trial that was run as a bar, in the colour of its loss."""
+    results = results_of(record)
+    shown = [trial for trial in TRIALS if trial.key in results]
+    drawn = new_figure(7, 0.26 * max(len(shown), 1) + 1)
+    axes = drawn.subplots()
+    axes.barh(
+        range(len(shown)),
+        [(results[trial.key]["metrics"] or {}).get(_JUDGED_BY) or 0.0 for trial in shown],
+        color=[COLOURS[LOSSES[trial.loss]] for trial in shown],
+    )
+    axes.set_yticks(range(len(shown)), [trial.key for trial in shown], fontsize=8)
+    axes.invert_yaxis()
+    label_axes(axes, "one change at a time", f"{_JUDGED_BY} in percent", "")
+    save_figure(drawn, path)
+
+
+EXPERIMENT = Experiment("trials", SUMMARY, (), plan, markdown, figure)

@@ -1,0 +1,140 @@
+"""One setting changed at a time: that it is one, on which images it is judged, and its table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdet.experiments import rates, trials
+from rankdet.experiments.comparison import LOSSES
+from rankdet.experiments.experiment import SCALES, Request, read_record, reproduce
+from rankdet.experiments.trials import EXPERIMENT, TRIALS, USUAL, markdown
+
+
+@pytest.fixture
+def voc320(tmp_path: Path) -> Request:
+    return Request("voc320", tmp_path, voc="VOC2012")
+
+
+def flat(settings: dict[str, Any], name: str = "") -> dict[str, Any]:
+    """
+    >>> flat({"a": {"b": 1}})
+    {'a.b': 1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = f"{name}.{key}" if name else key
+        found |= flat(value, inner) if isinstance(value, dict) and value else {inner: value}
+    return found
+
+
+def record_of(results: dict[str, float], request: Request) -> dict[str, Any]:
+    """A record in which these trials are finished; AP50 and AP75 are 30 and 1 above AP."""
+    settings = {row.key: json.loads(json.dumps(row.settings)) for row in EXPERIMENT.plan(request)}
+    return {
+        "item": "trials",
+        "labels": [],
+        "request": request.settings(),
+        "plan": list(settings),
+        "rows": {
+            key: {
+                "settings": settings[key],
+                "result": {"metrics": {"AP": ap, "AP50": ap + 30, "AP75": ap + 1}},
+            }
+            for key, ap in results.items()
+        },
+    }
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_loss_is_tried_as_usual_first(scale: str) -> None:
+    rows = EXPERIMENT.plan(Request(scale, Path("out"), voc="VOCdevkit"))
+    assert len({row.key for row in rows}) == len(rows) == len(TRIALS)
+    seen = set()
+    for trial in TRIALS:
+        assert trial.change == USUAL or trial.loss in seen
+        seen.add(trial.loss)
+    assert seen == set(LOSSES)
+
+
+def test_a_trial_differs_from_the_usual_in_one_setting(voc320: Request) -> None:
+    settings = {row.key: flat(dict(row.settings["config"])) for row in EXPERIMENT.plan(voc320)}
+    for trial in TRIALS:
+        usual, tried = settings[f"{trial.loss}: {USUAL}"], settings[trial.key]
+        changed = {name for name in usual if usual[name] != tried[name]}
+        assert len(changed) == (trial.change != USUAL), trial.key
+
+
+def test_the_usual_training_is_that_of_the_learning_rates(voc320: Request) -> None:
+    tuned = [row.trainings[0] for row in rates.RETINANET.plan(voc320)]
+    usual = [row.trainings[0] for row in EXPERIMENT.plan(voc320) if row.key.endswith(USUAL)]
+    assert len(usual) == len(LOSSES)
+    assert all(config in tuned for config in usual)
+
+
+def test_the_validation_split_chooses_nothing(voc320: Request) -> None:
+    for row in EXPERIMENT.plan(voc320):
+        data = row.trainings[0].data
+        assert (data.train_split, data.hold_out, data.val_split) == ("train", 0.1, None)
+
+
+def test_another_threshold_is_tried_on_the_training_as_it_is(voc320: Request) -> None:
+    rows = {row.key: row for row in EXPERIMENT.plan(voc320)}
+    usual, other = rows["AP-Loss: as usual"], rows["AP-Loss: score threshold 0"]
+    assert other.trainings == usual.trainings
+    assert other.settings["config"]["evaluation"]["score_threshold"] == 0.0
+    assert (usual.is_outcome, other.is_outcome) == (True, False)
+
+
+def test_the_threshold_is_that_of_the_evaluation(tmp_path: Path) -> None:
+    request = Request("smoke", tmp_path, device="cpu", rows=("AP-Loss: score threshold",))
+    reproduce(EXPERIMENT, request)
+    record = read_record(tmp_path / "trials.json")
+    assert len(record["rows"]) == 2
+    (run,) = {row["result"]["run"] for row in record["rows"].values()}
+    for name, threshold in (("0", 0.0), ("0.05", 0.05)):
+        file = tmp_path / "runs" / run / f"results-score-threshold-{name}.json"
+        results = json.loads(file.read_text(encoding="utf-8"))
+        assert results["config"]["evaluation"]["score_threshold"] == threshold
+        recorded = record["rows"][f"AP-Loss: score threshold {name}"]["result"]["metrics"]
+        assert recorded == results["metrics"]
+
+
+def test_the_table_has_rate_and_numbers_of_every_trial(voc320: Request) -> None:
+    results = {"AP-Loss: as usual": 20.0, "AUC-Loss: twice the learning rate": 22.5}
+    record = record_of(results, voc320)
+    diverged = {"metrics": None, "diverged": "the loss is not finite"}
+    same_settings = {**record["rows"]["AP-Loss: as usual"], "result": diverged}
+    record["rows"]["AP-Loss: no warm-up"] = same_settings
+    lines = markdown(record).splitlines()
+    assert "| training loss | change | learning rate | AP | AP50 | AP75 |" in lines
+    assert "| AP-Loss | as usual | 0.01 | 20.0 | 50.0 | 21.0 |" in lines
+    assert "| AUC-Loss | twice the learning rate | 0.04 | 22.5 | 52.5 | 23.5 |" in lines
+    assert "| AP-Loss | no warm-up (the usual here) | 0.01 | diverged | – | – |" in lines
+    assert "| Focal Loss | flips alone | – | not run | – | – |" in lines
+
+
+def test_the_figure_has_a_bar_for_each_trial_that_was_run(
+    voc320: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(trials, "save_figure", lambda drawn, path: kept.append(drawn))
+    record = record_of({"AP-Loss: as usual": 20.0, "Focal Loss: flips alone": 9.0}, voc320)
+    record["rows"]["Focal Loss: flips alone"]["result"]["metrics"] = None  # diverged
+    EXPERIMENT.figure(record, Path("figure.png"))
+    (axes,) = kept[0].axes
+    assert [bar.get_width() for bar in axes.patches] == [20.0, 0.0]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == ["AP-Loss: as usual", "Focal Loss: flips alone"]
+
+
+def test_a_trial_has_the_last_word_before_the_user_s_settings(voc320: Request) -> None:
+    changed = replace(voc320, changes=("loss.box_weight=3", "training.epochs=2"))
+    configs = {row.key: row.trainings[0] for row in EXPERIMENT.plan(changed)}
+    assert configs["AP-Loss: as usual"].loss.box_weight == 3
+    assert configs["AP-Loss: box loss times 2"].loss.box_weight == 2
+    assert {config.training.epochs for config in configs.values()} == {2}
