@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 import torch
 
-from rankdet.config import Config, LossConfig
+from rankdet.config import Config, LossConfig, to_dict
 from rankdet.errors import ConfigError
 from rankdet.recipes import RECIPES, recipe, summary
+
+ROOT = Path(__file__).parents[2]
 
 PAPER = ["voc", "voc-resnet101-500", "coco", "coco-resnet101-500", "coco-resnet101-800"]
 
@@ -266,7 +272,7 @@ def test_the_papers_ssd_differs_from_its_retinanet_by_the_detector_and_the_test_
 
 def test_ssd300_is_the_default_recipe_with_another_detector() -> None:
     config, base = recipe("ssd300"), recipe("default")
-    assert config.training == base.training
+    assert config.training == replace(base.training, learning_rate=0.001, clip_norm=None)
     assert config.data.size == config.evaluation.fixed_size == 300
     assert (config.detector.name, config.detector.ssd_layout) == ("ssd", "ssd300")
     assert config.detector.weights == "none"
@@ -296,3 +302,58 @@ def test_the_small_ssd_is_the_small_recipe_with_another_detector() -> None:
     detector = config.detector
     assert (detector.name, detector.backbone, detector.norm) == ("ssd", "small", "group")
     assert (detector.positive_iou, detector.negative_iou) == (0.5, 0.5)
+
+
+def recorded(item: str, schedule: str) -> list[dict[str, Any]]:
+    """The trainings with AP-loss of a record, all seeds."""
+    file = ROOT / "results" / "voc320" / f"{item}.json"
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return [row for key, row in rows.items() if key.startswith(f"{schedule}: AP-Loss: ")]
+
+
+def test_the_quick_recipe_is_the_training_that_was_recorded() -> None:
+    ours = json.loads(json.dumps(to_dict(recipe("quick"))))
+    (first, *_) = recorded("evidence-retinanet", "long")
+    theirs = first["settings"]["config"]
+    differences = {
+        f"{section}.{name}"
+        for section in ("data", "detector", "loss", "training", "evaluation")
+        for name, value in ours[section].items()
+        if theirs[section][name] != value
+    }
+    of_the_data = {"path", "format", "train_split", "val_split", "drop_ignored", "hold"}
+    assert differences == {
+        *(f"data.{name}" for name in of_the_data),
+        *("detector.weights", "detector.stride_on", "detector.ssd_layout", "training.compile"),
+        *("evaluation.every", "evaluation.protocol", "evaluation.pictures"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("item", "schedule"), [("evidence-retinanet", "long"), ("longest-retinanet", "longest")]
+)
+def test_the_numbers_of_the_quick_recipe_are_those_of_the_records(item: str, schedule: str) -> None:
+    found = [row["result"]["metrics"] for row in recorded(item, schedule)]
+    means = {name: fmean(one[name] for one in found) for name in ("AP", "AP50", "AP75")}
+    text = " ".join((RECIPES["quick"].__doc__ or "").split())
+    assert ", ".join(f"{name} {value:.1f}" for name, value in means.items()) in text
+    epochs = recorded(item, schedule)[0]["settings"]["config"]["training"]["epochs"]
+    assert f"{epochs} epochs" in text
+
+
+def test_each_recipe_has_the_learning_rate_and_limit_of_the_gradient_that_were_meant_for_it() -> (
+    None
+):
+    def chosen(name: str) -> tuple[float, int, float | None]:
+        training = recipe(name).training
+        return training.learning_rate, training.reference_batch_size, training.clip_norm
+
+    assert {name: chosen(name) for name in RECIPES if chosen(name) != (0.001, 16, None)} == {
+        "default": (0.005, 16, 10.0),
+        "quick": (0.01, 32, 10.0),  # the same for an image
+        "small": (0.002, 16, None),
+        "small-ssd": (0.002, 16, None),
+        "small-faster-rcnn": (0.002, 16, None),
+        "demo": (0.003, 16, 1.0),
+        "voc-faster-rcnn": (0.02, 16, None),
+    }

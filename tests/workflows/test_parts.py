@@ -84,8 +84,10 @@ def test_every_setting_of_a_step_reaches_it(tiny_config: Config) -> None:
     assert layer.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_usually_nothing_is_clipped_accumulated_or_converted(tiny_config: Config) -> None:
-    assert prepare(tiny_config, "cpu").step_settings == StepSettings(device=CPU, log_every=1)
+def test_usually_nothing_is_accumulated_or_converted(tiny_config: Config) -> None:
+    assert prepare(tiny_config, "cpu").step_settings == StepSettings(
+        device=CPU, clip_norm=10.0, log_every=1
+    )
 
 
 def test_the_first_weights_depend_on_the_seed_alone(tiny_config: Config) -> None:

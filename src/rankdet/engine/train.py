@@ -351,7 +351,7 @@ def _not_finite(what: str, names: list[str]) -> TrainingError:
     return TrainingError(
         f"a number is not finite: {what.rstrip('.')}. No weight was changed in this step. "
         f"Its images: {', '.join(names)}. "
-        "Lower the learning rate, or clip the gradient (training.clip_norm)."
+        "Lower the learning rate, or the limit of the gradient (training.clip_norm)."
     )
 
 

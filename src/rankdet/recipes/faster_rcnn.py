@@ -84,6 +84,7 @@ def torchvision_faster_rcnn() -> Config:
             anchor_octaves=1,
             anchor_grid="torchvision",
         ),
+        training=replace(base.training, learning_rate=0.001, clip_norm=None),
         evaluation=replace(
             base.evaluation,
             shorter=800,

@@ -40,6 +40,7 @@ def small() -> Config:
             schedule="one_cycle",
             milestones=(),
             warmup_steps=100,
+            clip_norm=None,
             channels_last=True,  # faster on CPUs too
         ),
         evaluation=EvaluationConfig(every=5, fixed_size=160, batch_size=32),

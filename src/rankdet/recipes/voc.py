@@ -41,6 +41,7 @@ def voc() -> Config:
             milestones=(110.0, 140.0),
             warmup_steps=500,
             warmup_start=1 / 3,
+            clip_norm=None,
         ),
         evaluation=EvaluationConfig(protocol="voc", shorter=600, longest=1000),
     )
