@@ -247,7 +247,7 @@ def test_what_is_missing_is_told_before_anything_starts(
         ("imbalance", "finished rows are kept, and the row that ran begins again."),
         ("memory", "finished rows are kept, and the row that ran begins again."),
         ("time-curve", "finished rows are kept, and the row that ran begins again."),
-        ("all", "not used by imbalance, memory, time-curve, time-share."),
+        ("all", "not used by imbalance, memory, time-curve, time-share, gradient-size."),
     ],
 )
 def test_the_help_says_what_is_saved_and_what_jobs_are_for(name: str, words: str) -> None:

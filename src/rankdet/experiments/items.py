@@ -17,6 +17,7 @@ from rankdet.experiments import (
     delta,
     evidence,
     ghm_dr,
+    gradient_size,
     imbalance,
     interpolation,
     losses,
@@ -73,6 +74,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     evidence.RETINANET_LONGEST_EXPERIMENT,
     evidence.SSD_EXPERIMENT,
     trials.EXPERIMENT,
+    gradient_size.EXPERIMENT,
     predictions.EXPERIMENT,
     ranked_together.EXPERIMENT,
 )

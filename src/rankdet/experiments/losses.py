@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from rankdet.config import Config, merge, to_dict
 from rankdet.experiments.comparison import LOSSES, Comparison, Variant, experiment
-from rankdet.experiments.scales import Training
+from rankdet.experiments.experiment import Request, Row
+from rankdet.experiments.scales import Training, base_config, with_changes
 
 
 def loss_changes(loss: str, detector: str = "retinanet") -> dict[str, Any]:
@@ -30,6 +35,29 @@ def loss_variants(group: str, training: Training, label: str = "base-loss") -> t
         )
         for row, loss in LOSSES.items()
     )
+
+
+def measured_rows(
+    request: Request,
+    measure: Callable[[Config, Request], Mapping[str, Any]],
+    **training: Any,
+) -> list[Row]:
+    """A row for each loss, whose result is what `measure` finds in some steps of its training.
+
+    training: settings of that section, such as max_steps. There is no evaluation.
+    """
+    rows = []
+    for name, loss in LOSSES.items():
+        config = merge(base_config(request, Training(), loss), loss_changes(loss))
+        config = replace(
+            config,
+            data=replace(config.data, val_split=None),
+            training=replace(config.training, **training),
+        )
+        config = with_changes(request, config)
+        run = partial(measure, config, request)
+        rows.append(Row(key=name, settings={"config": to_dict(config)}, run=run))
+    return rows
 
 
 RETINANET_VOC = loss_variants("RetinaNet + PASCAL VOC", Training())

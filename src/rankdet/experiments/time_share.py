@@ -6,18 +6,15 @@ step takes says how many seconds an epoch has, wherever several trainings shared
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rankdet.config import Config, merge, to_dict
+from rankdet.config import Config
 from rankdet.experiments.comparison import COLOURS, LOSSES
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import GREY, begin_at_zero, label_axes, new_figure, save_figure
-from rankdet.experiments.losses import loss_changes
+from rankdet.experiments.losses import measured_rows
 from rankdet.experiments.paper import paper
-from rankdet.experiments.scales import Training, base_config, with_changes
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, page
 
 SUMMARY = "time of a training step with each of four losses, and the loss's share of it"
@@ -42,29 +39,10 @@ def notes() -> list[str]:
     ]
 
 
-def row_config(loss: str, request: Request) -> Config:
-    """The settings of a training that has the steps of the scale, and no evaluation."""
-    base = base_config(request, Training(), loss)
-    config = merge(base, loss_changes(loss))
-    num_steps = sum(_NUM_STEPS[request.scale])
-    return with_changes(
-        request,
-        replace(
-            config,
-            data=replace(config.data, val_split=None),
-            training=replace(config.training, max_steps=num_steps, log_every=num_steps),
-        ),
-    )
-
-
 def plan(request: Request) -> list[Row]:
     """A row for each loss."""
-    rows = []
-    for name, loss in LOSSES.items():
-        config = row_config(loss, request)
-        run = partial(_result, config, request)
-        rows.append(Row(key=name, settings={"config": to_dict(config)}, run=run))
-    return rows
+    num_steps = sum(_NUM_STEPS[request.scale])
+    return measured_rows(request, _result, max_steps=num_steps, log_every=num_steps)
 
 
 def _result(config: Config, request: Request) -> dict[str, Any]:
