@@ -103,7 +103,8 @@ def no_figure(record: Record, path: Path) -> None:
 
 def check_ends(item: Experiment, request: Request) -> None:
     """Run it; all rows that were asked for have results, and files for servers are there."""
-    if item.name.startswith(("evidence", "longest", "predictions")) or item.name.endswith("-long"):
+    chosen_by_rates = ("evidence", "longest", "predictions", "robustness")
+    if item.name.startswith(chosen_by_rates) or item.name.endswith("-long"):
         # Some rows of `rates` alone cannot choose for it.
         request = replace(request, out=request.out / item.name)
     rows = item.plan(request)
@@ -248,6 +249,25 @@ def test_experiments_in_one_folder_share_their_trainings(shared_out: Path) -> No
         runs.add(record["rows"][key]["result"]["run"])
     assert len(runs) == 1
     assert (shared_out / "runs" / runs.pop()).is_dir()
+
+
+def trainings_of(name: str, request: Request) -> list[Any]:
+    """Of each row of an experiment its first training."""
+    return [row.trainings[0] for row in experiment(name).plan(request)]
+
+
+@pytest.mark.parametrize("scale", ["smoke", "tiny", "paper"])
+def test_the_detectors_that_are_attacked_are_those_of_the_table_of_losses(scale: str) -> None:
+    request = Request(scale, Path("out"), voc="VOCdevkit")
+    assert trainings_of("robustness", request) == trainings_of("losses-voc", request)
+
+
+def test_at_voc320_those_with_tuned_learning_rates_are_attacked(tmp_path: Path) -> None:
+    request = Request("voc320", tmp_path, voc="VOC2012", seed=3)
+    tuned = experiment("evidence-retinanet").plan(request)
+    expected = [row.trainings[0] for row in tuned if re.fullmatch("long: .*: seed 3", row.key)]
+    assert trainings_of("robustness", request) == expected
+    assert len(expected) == 4
 
 
 def test_trainings_with_other_settings_have_other_folders(tmp_path: Path) -> None:

@@ -74,9 +74,7 @@ class Evidence:
     def _row(
         self, schedule: str, name: str, rate: float, chosen_by: str, seed: int, request: Request
     ) -> Row:
-        detector = self.tunings[schedule].detector
-        config = rates.tuned_config(detector, LOSSES[name], rate, schedule, request)
-        config = with_changes(request, replace(config, seed=seed))
+        config = self._config(schedule, name, rate, seed, request)
         return Row(
             key=f"{schedule}: {name}: seed {seed}",
             settings={"config": to_dict(config)},
@@ -84,6 +82,19 @@ class Evidence:
             trainings=(config,),
             is_outcome=True,
         )
+
+    def _config(self, schedule: str, name: str, rate: float, seed: int, request: Request) -> Config:
+        detector = self.tunings[schedule].detector
+        config = rates.tuned_config(detector, LOSSES[name], rate, schedule, request)
+        return with_changes(request, replace(config, seed=seed))
+
+    def first_configs(self, schedule: str, request: Request) -> dict[str, Config]:
+        """The trainings of a schedule with the request's own seed, by the losses' names."""
+        chosen, _ = rates.best_rates(self.tunings[schedule], request)
+        return {
+            name: self._config(schedule, name, chosen[loss], request.seed, request)
+            for name, loss in LOSSES.items()
+        }
 
     def markdown(self, record: Record) -> str:
         body = []

@@ -17,6 +17,7 @@ from rankdet.experiments import evidence
 from rankdet.experiments.arms import last_results, trained
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import BLUE, GREY, VERMILION, new_figure, save_figure
+from rankdet.experiments.schedules import LONGEST
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 
 SUMMARY = "detections of the AP-loss that was trained longest on a dozen images, as boxes"
@@ -28,9 +29,7 @@ _MOST_LISTED = 12  # names in a cell of the table
 
 def plan(request: Request) -> list[Row]:
     """The training of `longest-retinanet` with the request's seed."""
-    rows = evidence.RETINANET_LONGEST.plan(request)
-    wanted = f"{KEY}: seed {request.seed}"
-    (config,) = (row.trainings[0] for row in rows if row.key.endswith(wanted))
+    config = evidence.RETINANET_LONGEST.first_configs(LONGEST, request)[KEY]
     return [
         Row(
             key=KEY,

@@ -11,12 +11,14 @@ from typing import Any
 
 from rankdet.config import Config, to_dict
 from rankdet.errors import counted
+from rankdet.experiments import evidence
 from rankdet.experiments.arms import run_folder, trained
-from rankdet.experiments.comparison import COLOURS, LOSSES, Variant, variant_config
+from rankdet.experiments.comparison import COLOURS, LOSSES, variant_config
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import RETINANET_VOC
 from rankdet.experiments.paper import paper_table
+from rankdet.experiments.schedules import LONG
 from rankdet.experiments.tables import (
     Cell,
     caption,
@@ -38,6 +40,8 @@ COLUMNS = {
     "deepfool": "DeepFool",
 }
 
+# Where the trainings are those whose learning rates were tuned, not those of the table of losses.
+_TUNED_SCALE = "voc320"
 _FEW_OBJECTS = 20  # of which a mean says little
 
 
@@ -59,15 +63,18 @@ EFFORTS = {
 
 
 def plan(request: Request) -> list[Row]:
-    """A row for each loss: its training, which the table of losses has too, and the attacks."""
-    return [_row(variant, request) for variant in RETINANET_VOC]
+    """A row for each loss: its training, which another table has too, and the attacks."""
+    if request.scale == _TUNED_SCALE:
+        configs = evidence.RETINANET.first_configs(LONG, request)
+    else:
+        configs = {variant.row: variant_config(variant, request) for variant in RETINANET_VOC}
+    return [_row(name, config, request) for name, config in configs.items()]
 
 
-def _row(variant: Variant, request: Request) -> Row:
-    config = variant_config(variant, request)
+def _row(name: str, config: Config, request: Request) -> Row:
     effort = EFFORTS[request.scale]
     return Row(
-        key=variant.row,
+        key=name,
         settings={"config": to_dict(config), "effort": vars(effort)},
         run=partial(_run, config, effort, request),
         trainings=(config,),
@@ -100,12 +107,18 @@ def markdown(record: Record) -> str:
     notes = [
         "AP50 in percent; DeepFool: the mean L2 norm of the smallest perturbation that changes a "
         "prediction, in grey levels of 0 to 255. More is better everywhere.",
-        "Our trainings are those of `losses-voc`.",
+        f"Our trainings are those of {_trained_by(record['request']['scale'])}.",
         *_sample_notes(record),
         *_fooled_notes(record),
         caption(LABEL),
     ]
     return page(record, SUMMARY, [table], notes)
+
+
+def _trained_by(scale: str) -> str:
+    if scale == _TUNED_SCALE:
+        return f"`{evidence.RETINANET.name}` in its {LONG} schedule, with the first seed"
+    return "`losses-voc`"
 
 
 def cells(record: Record) -> dict[tuple[str, str], Cell]:
