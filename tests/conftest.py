@@ -26,6 +26,9 @@ import torch
 
 if not torch.cuda.is_available():  # Triton's kernels then run here, interpreted, on CPU tensors
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, not later
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Shells start jobs in the background so, and programs that the tests start would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
 FLAGS = (

@@ -130,9 +130,19 @@ def test_a_loss_gets_its_settings() -> None:
     assert "delta=0.25" in repr(build.class_loss(LossConfig("ap", {"delta": 0.25})))
 
 
+@pytest.mark.parametrize("name", ["ap", "auc", "smooth_ap", "hinge_ap"])
+@pytest.mark.parametrize("scope", ["image", 4])
+def test_images_may_be_ranked_alone_or_some_together(name: str, scope: str | int) -> None:
+    loss = build.class_loss(LossConfig(name, {"scope": scope}))
+    assert f"scope={scope!r}" in repr(loss)
+
+
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("ap", {"delta": -1.0}), ("ap", {"delta": "wide"}), ("focal", {"gamma": "two"})],
+    [
+        *(("ap", {"delta": -1.0}), ("ap", {"delta": "wide"}), ("focal", {"gamma": "two"})),
+        *(("ap", {"scope": "class"}), ("auc", {"scope": 0})),
+    ],
 )
 def test_settings_that_the_loss_does_not_accept_are_told_before_the_training(
     name: str, settings: dict[str, Any]

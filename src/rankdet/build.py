@@ -117,7 +117,7 @@ def class_loss(
     try:
         loss = loss_class(**config.settings)
         # Some losses look at their settings only when they are called.
-        loss(torch.zeros(1, loss.num_logits(1)), torch.tensor([losses.BACKGROUND]))
+        loss(torch.zeros(1, 1, loss.num_logits(1)), torch.tensor([[losses.BACKGROUND]]))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"loss.settings of {config.name!r}: {error}.") from error
     if not synchronize:

@@ -105,6 +105,17 @@ def test_scope_image_by_hand(with_gradient: WithGradient) -> None:
     close(gradient[..., 0], [[-1 / 4, 1 / 4], [-1 / 6, 1 / 6], [0, 0]])
 
 
+def test_scope_of_two_images_by_hand(with_gradient: WithGradient) -> None:
+    # Images 0 and 1 together: p = 0 and 9, n = 0 and -9. The higher positive has no negative near
+    # it: error 0. The lower one: (1/2) / (2 + 1/2) = 1/5. Their mean is 1/10. Image 2 is alone with
+    # its p = 0 and n = 2: error 1/2. The mean of the two rankings is 3/10.
+    logits = torch.tensor([[[0.0], [0.0]], [[9.0], [-9.0]], [[0.0], [2.0]]], dtype=torch.float64)
+    labels = torch.tensor([[0, BACKGROUND]] * 3)
+    value, gradient = with_gradient(ap_loss, logits, labels, scope=2)
+    close(value, 3 / 10)
+    close(gradient[..., 0], [[-1 / 20, 1 / 20], [0, 0], [-1 / 4, 1 / 4]])
+
+
 # --- what holds for every ranking -------------------------------------------------------------
 
 
@@ -283,8 +294,10 @@ def test_negatives_at_the_lower_end_of_the_step_cannot_be_dropped_for_the_other_
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("scope", ["batch", "image"])
-def test_without_positives_the_loss_is_0_and_the_graph_is_connected(step: str, scope: str) -> None:
+@pytest.mark.parametrize("scope", ["batch", "image", 2])
+def test_without_positives_the_loss_is_0_and_the_graph_is_connected(
+    step: str, scope: str | int
+) -> None:
     weight = torch.ones((), requires_grad=True)
     logits = weight * torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
     logits.retain_grad()
@@ -330,6 +343,39 @@ def test_scope_image_equals_a_loop_over_images(
     close(value, sum(loss for loss, _ in images) / 3, 1e-13)  # image 2 has no positives
     close(gradient, torch.stack([g for _, g in images]) / 3, 1e-13)
     assert value != ap_loss(logits, labels, mask=mask, **options)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
+def test_scope_of_some_images_equals_a_loop_over_these_groups(
+    step: str, size: int, with_gradient: WithGradient
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+    logits = torch.randn(5, 7, 3, generator=generator, dtype=torch.float64)
+    labels = torch.randint(IGNORED, 3, (5, 7), generator=generator)
+    labels[4] = BACKGROUND  # which is a group of its own for sizes 1, 2 and 4
+    mask = torch.rand(logits.shape, generator=generator) < 0.8
+
+    value, gradient = with_gradient(ap_loss, logits, labels, scope=size, step=step, mask=mask)
+
+    groups = [
+        with_gradient(ap_loss, *group[:2], mask=group[2], step=step)
+        for group in zip(logits.split(size), labels.split(size), mask.split(size), strict=True)
+    ]
+    num_ranked = {1: 4, 2: 2, 3: 2, 4: 1, 5: 1, 6: 1}[size]
+    close(value, sum(loss for loss, _ in groups) / num_ranked, 1e-13)
+    close(gradient, torch.cat([g for _, g in groups]) / num_ranked, 1e-13)
+
+
+def test_scope_of_one_image_and_of_all_are_those_with_names(with_gradient: WithGradient) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 7, 3, generator=generator)
+    labels = torch.randint(IGNORED, 3, (4, 7), generator=generator)
+    for number, name in ((1, "image"), (4, "batch"), (100, "batch")):
+        value, gradient = with_gradient(ap_loss, logits, labels, scope=number)
+        named_value, named_gradient = with_gradient(ap_loss, logits, labels, scope=name)
+        assert torch.equal(value, named_value)
+        assert torch.equal(gradient, named_gradient)
 
 
 @every_ranking

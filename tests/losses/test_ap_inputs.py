@@ -21,7 +21,7 @@ def test_the_module_passes_every_setting_on() -> None:
     assert APLoss()(logits, labels, mask) == ap_loss(logits, labels, mask=mask)
     for changed in (
         *({"delta": 0.3}, {"step": "heaviside"}, {"step": "sigmoid"}),
-        *({"interpolate": False}, {"scope": "image"}),
+        *({"interpolate": False}, {"scope": "image"}, {"scope": 2}),
     ):
         loss = APLoss(**changed)(logits, labels, mask=mask)
         assert loss == ap_loss(logits, labels, mask=mask, **changed)
@@ -93,6 +93,10 @@ CLASSES = torch.zeros(4, dtype=torch.int64)
         ),
         (SCORES, CLASSES, {"step": "cubic"}, r"step: expected one of .*'sigmoid'.*, got 'cubic'"),
         (SCORES, CLASSES, {"scope": "class"}, r"scope: expected .*'batch'.*'image'.*, got 'class'"),
+        (SCORES, CLASSES, {"scope": 0}, r"scope: expected .* number of images from 1 on, got 0"),
+        (SCORES, CLASSES, {"scope": True}, r"scope: expected .*, got True"),
+        (SCORES, CLASSES, {"scope": 2.0}, r"scope: expected .*, got 2\.0"),
+        (SCORES, CLASSES, {"scope": 2}, r"logits: expected .*\(B, A, K\) .*=2, got \(4, 3\)"),
         (
             SCORES,
             CLASSES,

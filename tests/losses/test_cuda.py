@@ -168,6 +168,7 @@ def assert_near(result: Tensor, update: Tensor) -> None:
         ((20_001, 1), {"step": "heaviside"}),
         ((4, 5000, 20), {"delta": 0.5}),
         ((4, 5000, 20), {"scope": "image"}),
+        ((5, 5000, 20), {"scope": 2}),
         ((3, 1001, 7), {"scope": "image", "step": "heaviside"}),
     ],
 )

@@ -522,6 +522,7 @@ def fused_everywhere(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (ap_loss, {"delta": 0.5}, 1),
         (ap_loss, {"step": "heaviside", "interpolate": False, "scope": "image"}, 3),
         (auc_loss, {"delta": 2.0, "scope": "image"}, 3),
+        (ap_loss, {"scope": 2}, 2),
         (ap_loss, {"step": "sigmoid"}, 0),
         (ap_loss, {"delta": 1e-30}, 0),
         (ap_loss, {"delta": 1e30}, 0),

@@ -258,9 +258,11 @@ def assert_compiled_equals_eager(
     assert num_graphs == 1  # one graph for any number of positives
 
 
-@pytest.mark.parametrize("scope", ["batch", "image"])
+@pytest.mark.parametrize("scope", ["batch", "image", 2])
 @pytest.mark.parametrize("step", ["piecewise", "heaviside", "sigmoid"])
-def test_compiled_ap_loss_equals_eager(step: str, scope: str, with_gradient: WithGradient) -> None:
+def test_compiled_ap_loss_equals_eager(
+    step: str, scope: str | int, with_gradient: WithGradient
+) -> None:
     assert_compiled_equals_eager(ap_loss, "aot_eager", with_gradient, step=step, scope=scope)
 
 

@@ -67,6 +67,14 @@ def test_images_share_the_quota_in_scope_batch_and_have_their_own_in_scope_image
     assert image.squeeze(-1).tolist() == [[True, False, True], [False, False, False]]
 
 
+def test_some_images_share_a_quota_and_the_last_may_be_fewer() -> None:
+    logits = torch.tensor([[[0.0], [1.0], [2.0]], [[5.0], [6.0], [7.0]], [[8.0], [3.0], [4.0]]])
+    labels = torch.tensor([[0, -1, -1], [-1, -1, -1], [0, -1, -1]])
+    mask = hard_negatives(logits, labels, ratio=1.0, scope=2)
+    first = [[True, False, False], [False, False, True]]
+    assert mask.squeeze(-1).tolist() == [*first, [True, False, True]]
+
+
 def test_the_quota_is_rounded_down_but_not_by_rounding_errors() -> None:
     num_positives = torch.tensor([0, 1, 2, 3, 100])
     assert negative_quota(num_positives, 0.5).tolist() == [0, 0, 1, 1, 50]
@@ -223,7 +231,7 @@ def test_non_contiguous_logits_and_narrow_labels_are_fine(scope: str) -> None:
         ({"ratio": -1.0}, r"ratio: expected a finite number >= 0, got -1\.0"),
         ({"ratio": math.nan}, r"ratio: expected a finite number >= 0, got nan"),
         ({"ratio": math.inf}, r"ratio: expected a finite number >= 0, got inf"),
-        ({"scope": "class"}, r"scope: expected 'batch' or 'image', got 'class'"),
+        ({"scope": "class"}, r"scope: expected 'batch', 'image' or .*, got 'class'"),
         ({"scope": "image"}, r"logits: expected shape \(B, A, K\) .*, got \(4, 3\)"),
     ],
 )

@@ -37,6 +37,7 @@ RANKINGS: list[tuple[str, dict[str, Any]]] = [
         for log_space in (True, False)
     ),
     *(("hinge_ap_loss", {"scope": scope}) for scope in SCOPES),
+    *((loss, {"scope": 1}) for loss in ("ap_loss", "auc_loss")),
 ]
 OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("focal_loss", {}),
@@ -92,6 +93,18 @@ def test_images_are_averaged_over_all_processes(worlds: Worlds, column: Column) 
     assert first["value"].item() == second["value"].item() == 0.25
     assert first["gradient"].flatten().tolist() == [-0.5, 0.5, 0.0, 0.0]
     assert second["gradient"].flatten().tolist() == [0.0, 0.0]
+
+
+def test_images_are_ranked_together_within_their_process(worlds: Worlds, column: Column) -> None:
+    # Here two images together, of loss 1/2, and one alone, of loss 0; there, one of loss 1/2.
+    here = [column(0.0, 2.0, -5.0, -5.0, 9.0, 0.0).view(3, 2, 1)]
+    here.append(torch.tensor([[0, BACKGROUND], [-1, -1], [0, BACKGROUND]]))
+    there = [column(0.0, 2.0).view(1, 2, 1), torch.tensor([[0, BACKGROUND]])]
+    first, second = worlds(2).run_loss("ap_loss", here, there, scope=2)
+    assert first["value"].item() == second["value"].item() == pytest.approx(1 / 3)
+    ours = [-1 / 3, 1 / 3, 0.0, 0.0, 0.0, 0.0]  # 1/2 over three rankings, times 2 processes
+    assert first["gradient"].flatten().tolist() == pytest.approx(ours)
+    assert second["gradient"].flatten().tolist() == pytest.approx([-1 / 3, 1 / 3])
 
 
 def test_the_normaliser_of_focal_loss_is_global(worlds: Worlds, column: Column) -> None:

@@ -1,7 +1,8 @@
 """Is ranking over more images worth it? AP-loss with 1 to 16 images ranked together.
 
-Unlike in `batch_size`, a step has 16 images and the same learning rate in every row: they are
-ranked in 16, 8, 4, 2 parts or in one.
+Unlike in `batch_size`, a step has 16 images and the same learning rate in every row, and the box
+loss is that of all 16: the ranking alone is divided, into 16, 8, 4, 2 parts or one, whose mean is
+taken.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ EXPERIMENT = experiment(
             Variant(
                 row=str(size),
                 changes={
-                    "loss": {"name": "ap"},
-                    "training": {"batch_size": STEP, "accumulate": STEP // size},
+                    "loss": {"name": "ap", "settings": {"scope": size}},
+                    "training": {"batch_size": STEP, "accumulate": 1},
                 },
             )
             for size in SIZES
         ),
-        notes=("Every step has 16 images, and all rows have the same learning rate.",),
+        notes=(
+            "Every step has 16 images, and all rows have the same learning rate. The class loss is "
+            "the mean over the rankings of a step that have objects; the box loss is that of all "
+            "16 images.",
+        ),
     ),
     labels=(),
 )

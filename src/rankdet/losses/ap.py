@@ -13,6 +13,7 @@ from rankdet.losses.error_driven import error_driven_loss
 from rankdet.losses.labels import BACKGROUND, raise_if_not_finite, reads_values, require
 from rankdet.losses.module import ClassLoss
 from rankdet.losses.sampling import hard_negatives, random_negatives
+from rankdet.losses.scope import Scope
 
 
 @eager_where_synchronized
@@ -23,7 +24,7 @@ def ap_loss(
     delta: float = 1.0,
     step: str = "piecewise",
     interpolate: bool = True,
-    scope: str = "batch",
+    scope: Scope = "batch",
     mask: Tensor | None = None,
     check_finite: bool | None = None,
     synchronize: bool = False,
@@ -43,17 +44,17 @@ def ap_loss(
             it beyond 1e10; real scores are far from that.
         step: "piecewise" (Eq. 21), "heaviside" (Eq. 4, delta is not used) or "sigmoid".
         interpolate: whether precision is made monotone in the rank (section 3.4.3).
-        scope: "batch" ranks all images together; "image" each alone (section 3.4.1), and takes the
-            mean over the images that have positives.
+        scope: "batch" ranks all images together; "image" each alone (section 3.4.1), and 4, say,
+            four successive ones; then it is the mean over the rankings that have positives.
         mask: None, or bool of the logits' shape; False marks a single entry as ignored.
         check_finite: True raises FloatingPointError if a counted score is NaN or infinite; False
             makes value and gradient NaN instead; None checks on the CPU only.
         synchronize: whether to rank the entries of all processes together, as if one had them all
-            (and scope "image" averages over the images of all). The value is then that of the
-            global batch; the gradient is that of the own logits, times the number of processes,
-            because DistributedDataParallel averages. O(P) numbers travel. Every process must call
-            it, also without images; what one raises, all raise. Has no effect while
-            torch.distributed is not initialised.
+            (and other scopes average over the rankings of all, each of one process's images). The
+            value is then that of the global batch; the gradient is that of the own logits, times
+            the number of processes, because DistributedDataParallel averages. O(P) numbers travel.
+            Every process must call it, also without images; what one raises, all raise. Has no
+            effect while torch.distributed is not initialised.
         process_group: the processes that rank together; None: all of them.
 
     >>> logits = torch.tensor([[0.0, 2.0], [3.0, 1.0]], requires_grad=True)
@@ -166,7 +167,7 @@ class APLoss(ClassLoss):
         delta: float = 1.0,
         step: str = "piecewise",
         interpolate: bool = True,
-        scope: str = "batch",
+        scope: Scope = "batch",
         check_finite: bool | None = None,
         negatives: str = "all",
         ratio: float = 3.0,

@@ -8,6 +8,7 @@ from torch.distributed import ProcessGroup
 from rankdet.losses.collectives import eager_where_synchronized
 from rankdet.losses.error_driven import error_driven_loss
 from rankdet.losses.module import ClassLoss
+from rankdet.losses.scope import Scope
 
 
 @eager_where_synchronized
@@ -17,7 +18,7 @@ def auc_loss(
     *,
     delta: float = 1.0,
     step: str = "piecewise",
-    scope: str = "batch",
+    scope: Scope = "batch",
     mask: Tensor | None = None,
     check_finite: bool | None = None,
     synchronize: bool = False,
@@ -60,7 +61,7 @@ class AUCLoss(ClassLoss):
         self,
         delta: float = 1.0,
         step: str = "piecewise",
-        scope: str = "batch",
+        scope: Scope = "batch",
         check_finite: bool | None = None,
         *,
         synchronize: bool = False,

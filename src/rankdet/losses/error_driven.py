@@ -23,7 +23,7 @@ from rankdet.losses.collectives import (
 from rankdet.losses.fused import can_read
 from rankdet.losses.kernels import attach_update, bin_negatives, find_positives
 from rankdet.losses.labels import require
-from rankdet.losses.scope import poison_unless, rank_scopes, with_nan_gradient
+from rankdet.losses.scope import Scope, poison_unless, rank_scopes, with_nan_gradient
 from rankdet.losses.sigmoid import attach_sigmoid_update, sum_sigmoids, sum_sigmoids_of_positives
 from rankdet.losses.steps import HeavisideStep, PiecewiseStep
 from rankdet.losses.weights import WEIGHTS
@@ -38,7 +38,7 @@ def error_driven_loss(
     *,
     delta: float,
     step: str,
-    scope: str,
+    scope: Scope,
     mask: Tensor | None,
     check_finite: bool | None,
     synchronize: bool,

@@ -40,7 +40,7 @@ from rankdet.losses.collectives import (
 from rankdet.losses.error_driven import sorted_positives
 from rankdet.losses.kernels import attach_update, bin_negatives
 from rankdet.losses.module import ClassLoss
-from rankdet.losses.scope import poison_unless, rank_scopes
+from rankdet.losses.scope import Scope, poison_unless, rank_scopes
 
 _PARTS = 8  # of an interval in one round: 11 rounds settle the 32 bits of a float32, 22 a float64
 
@@ -50,7 +50,7 @@ def hinge_ap_loss(
     logits: Tensor,
     labels: Tensor,
     *,
-    scope: str = "batch",
+    scope: Scope = "batch",
     mask: Tensor | None = None,
     check_finite: bool | None = None,
     synchronize: bool = False,
@@ -270,7 +270,7 @@ class HingeAPLoss(ClassLoss):
 
     def __init__(
         self,
-        scope: str = "batch",
+        scope: Scope = "batch",
         check_finite: bool | None = None,
         *,
         synchronize: bool = False,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rankdet.losses.labels import check_inputs, counted_entries, positive_entries, require
-from rankdet.losses.scope import check_scope
+from rankdet.losses.scope import Scope, check_scope, images_together
 
 # The highest entries are searched for in blocks: `topk` works on a copy four times the size of its
 # input, which should not grow with the logits.
@@ -27,7 +27,7 @@ _BLOCK = 2**20
 
 @torch.no_grad()
 def hard_negatives(
-    logits: Tensor, labels: Tensor, *, ratio: float = 3.0, scope: str = "batch"
+    logits: Tensor, labels: Tensor, *, ratio: float = 3.0, scope: Scope = "batch"
 ) -> Tensor:
     """Mask that keeps every positive and the highest scored negatives.
 
@@ -35,8 +35,8 @@ def hard_negatives(
         logits: (R, K) or (B, A, K) scores. NaN counts as the highest, so that it stays in sight.
         labels: (R,) or (B, A) integers: 0..K-1, BACKGROUND or IGNORED.
         ratio: negatives for each positive, 0 or more.
-        scope: "batch" (one choice among all entries) or "image" (each image keeps ratio x its own
-            positives; needs a batch axis).
+        scope: "batch" (one choice among all entries), "image" (each image keeps ratio x its own
+            positives; needs a batch axis) or how many images choose together, as in `ap_loss`.
 
     Returns:
         Bool of the logits' shape: True = counted. Exactly min(floor(ratio * P), N) negative entries
@@ -56,7 +56,7 @@ def random_negatives(
     labels: Tensor,
     *,
     ratio: float = 3.0,
-    scope: str = "batch",
+    scope: Scope = "batch",
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Mask that keeps every positive and a uniformly random choice of the negatives.
@@ -65,7 +65,7 @@ def random_negatives(
         logits: (R, K) or (B, A, K) scores; only their shape and device are used.
         labels: (R,) or (B, A) integers: 0..K-1, BACKGROUND or IGNORED.
         ratio: negatives for each positive, 0 or more.
-        scope: "batch" or "image", as in `hard_negatives`.
+        scope: as in `hard_negatives`.
         generator: source of the random numbers, on the logits' device; None: torch's default one.
 
     Returns:
@@ -119,31 +119,31 @@ def hardest_negatives(
     return is_hard.view(loss.shape) & is_negative
 
 
-def check_sampling(logits: Tensor, labels: Tensor, *, ratio: float, scope: str) -> None:
+def check_sampling(logits: Tensor, labels: Tensor, *, ratio: float, scope: Scope) -> None:
     """Raise ValueError, with expected and got, unless inputs and settings fit together."""
     check_inputs(logits, labels)
     require(0 <= ratio < math.inf, "ratio", "a finite number >= 0", ratio)
     check_scope(scope, logits)
 
 
-def _keep_highest(keys: Tensor, labels: Tensor, *, ratio: float, scope: str) -> Tensor:
+def _keep_highest(keys: Tensor, labels: Tensor, *, ratio: float, scope: Scope) -> Tensor:
     """Mask of the positives and, in each ranking, of the negatives with the highest keys."""
     labels = labels.long()
     num_classes = keys.shape[-1]
     is_positive = positive_entries(labels, num_classes)
     is_negative = counted_entries(labels, None, num_classes) & ~is_positive
-    num_rankings = keys.shape[0] if scope == "image" else 1
     if keys.numel() == 0:
         return is_positive
 
-    keep = is_positive.reshape(num_rankings, -1).clone()
-    candidates = is_negative.reshape(num_rankings, -1)
-    quota = negative_quota(keep.sum(dim=1), ratio)
-    rankings = zip(keep, candidates, keys.reshape(num_rankings, -1), quota.tolist(), strict=True)
-    for keep_one, candidates_one, keys_one, quota_one in rankings:
-        keep_one[_highest(keys_one, candidates_one, quota_one)] = True
+    size = images_together(scope, len(keys))
+    keep = is_positive.clone(memory_format=torch.contiguous_format)
+    rankings = zip(keep.split(size), is_negative.split(size), keys.split(size), strict=True)
+    num_positives = torch.stack([one.sum() for one in is_positive.split(size)])
+    quotas = negative_quota(num_positives, ratio).tolist()  # one answer of the device for all
+    for (keep_one, candidates, keys_one), quota in zip(rankings, quotas, strict=True):
+        keep_one.view(-1)[_highest(keys_one.flatten(), candidates.flatten(), quota)] = True
     # A quota above the number of negatives has reached for ignored entries, too.
-    return keep.view(is_positive.shape) & (is_positive | is_negative)
+    return keep & (is_positive | is_negative)
 
 
 def _highest(keys: Tensor, is_candidate: Tensor, num: int) -> Tensor:

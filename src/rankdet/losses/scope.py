@@ -1,8 +1,8 @@
-"""What is ranked together: the whole batch, or each image alone; and what makes a ranking wrong."""
+"""What is ranked together: the whole batch, some images, or each alone; and what makes it wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from rankdet.losses.labels import (
     widened,
 )
 
+# "batch", "image", or how many images are ranked together.
+Scope = str | int
+
 # (logits (R, K), labels (R,), mask, group) -> loss of one ranking, NaN if a counted score is not
 # finite, and int64 numbers, of which the first is the number of positives. With a group the ranking
 # is that of the entries of all processes.
@@ -31,14 +34,14 @@ def rank_scopes(
     labels: Tensor,
     *,
     mask: Tensor | None,
-    scope: str,
+    scope: Scope,
     check_finite: bool | None,
     group: ProcessGroup | None = None,
 ) -> Tensor:
-    """The loss of the batch, or the mean loss of the images that have positives: a scalar.
+    """The loss of the batch, or the mean loss of its rankings that have positives: a scalar.
 
     float32 for half precision logits, else of their dtype. The arguments are those of `ap_loss`;
-    with a group, batch and images are those of all its processes.
+    with a group, the mean is over the rankings of all its processes.
     """
     with raised_by_all(group, logits.device):
         check_scope(scope, logits)
@@ -48,31 +51,33 @@ def rank_scopes(
         check_finite = reads_values(logits)
 
     is_one_ranking = scope == "batch"
-    if is_one_ranking or logits.shape[0] == 0:
-        images, image_labels = [logits.flatten(0, -2)], [labels.flatten()]
-        image_masks = [None if mask is None else mask.flatten(0, -2)]
-    else:
-        images, image_labels = list(logits.unbind()), list(labels.unbind())
-        image_masks = [None] * len(images) if mask is None else list(mask.unbind())
+    size = images_together(scope, len(logits))
+    # One part is not split: its gradient would be copied once more.
+    is_split = size < len(logits)
+    parts = logits.split(size) if is_split else (logits,)
+    labels_of_parts = labels.split(size) if is_split else (labels,)
+    masks: Sequence[Tensor | None] = [None] * len(parts)
+    if mask is not None:
+        masks = mask.split(size) if is_split else (mask,)
     values, numbers = [], []
-    for image, image_label, image_mask in zip(images, image_labels, image_masks, strict=True):
-        value, image_numbers = rank(
-            image.contiguous(),
-            image_label.contiguous(),
-            None if image_mask is None else image_mask.contiguous(),
+    for part, part_labels, part_mask in zip(parts, labels_of_parts, masks, strict=True):
+        value, part_numbers = rank(
+            part.flatten(0, -2).contiguous(),
+            part_labels.flatten().contiguous(),
+            None if part_mask is None else part_mask.flatten(0, -2).contiguous(),
             group if is_one_ranking else None,
         )
         values.append(value)
-        numbers.append(image_numbers)
+        numbers.append(part_numbers)
 
     if is_one_ranking or (group is None and len(values) == 1):
         value = scaled_for_averaging(values[0], group)  # the fewest operations for the usual case
     else:
-        # The loss of an image without positives is 0.
+        # The loss of a ranking without positives is 0.
         num_ranked = (torch.stack(numbers)[:, 0] > 0).sum()
         mean = torch.stack(values).sum() / num_ranked.clamp(min=1)
         mean = global_mean(mean, num_ranked, group)
-        value = with_nan_gradient(mean)  # the NaN of one image reaches the gradients of all
+        value = with_nan_gradient(mean)  # the NaN of one reaches the gradients of all
     if check_finite and bool(value.isnan()):
         with raised_by_all(group, logits.device):
             raise_if_not_finite(logits, counted_entries(labels, mask, logits.shape[-1]))
@@ -84,11 +89,24 @@ def with_nan_gradient(value: Tensor) -> Tensor:
     return value * torch.where(value.detach().isnan(), float("nan"), 1.0)
 
 
-def check_scope(scope: str, logits: Tensor) -> None:
+def images_together(scope: Scope, num_images: int) -> int:
+    """How many images a ranking has, at least 1; the last ranking of a batch may have fewer.
+
+    >>> [images_together(scope, 16) for scope in ("batch", "image", 4)]
+    [16, 1, 4]
+    """
+    if isinstance(scope, int):
+        return scope
+    return max(num_images, 1) if scope == "batch" else 1
+
+
+def check_scope(scope: Scope, logits: Tensor) -> None:
     """Raise ValueError, with expected and got, unless the logits can be ranked so."""
-    require(scope in ("batch", "image"), "scope", "'batch' or 'image'", scope)
+    is_number = isinstance(scope, int) and not isinstance(scope, bool) and scope >= 1
+    is_known = is_number or scope in ("batch", "image")
+    require(is_known, "scope", "'batch', 'image' or a number of images from 1 on", scope)
     has_images = scope == "batch" or logits.ndim == 3
-    require(has_images, "logits", "shape (B, A, K) for scope='image'", tuple(logits.shape))
+    require(has_images, "logits", f"shape (B, A, K) for scope={scope!r}", tuple(logits.shape))
 
 
 def poison_unless(is_right: Tensor, labels: Tensor, num_classes: int) -> Tensor:

@@ -17,7 +17,7 @@ from rankdet.losses.collectives import eager_where_synchronized, own_group, summ
 from rankdet.losses.error_driven import check_step, sorted_positives
 from rankdet.losses.labels import BACKGROUND
 from rankdet.losses.module import ClassLoss
-from rankdet.losses.scope import poison_unless, rank_scopes, with_nan_gradient
+from rankdet.losses.scope import Scope, poison_unless, rank_scopes, with_nan_gradient
 from rankdet.losses.sigmoid import (
     attach_sigmoid_update,
     sum_sigmoids,
@@ -34,7 +34,7 @@ def smooth_ap_loss(
     delta: float = 1.0,
     log_space: bool = False,
     epsilon: float = 1e-6,
-    scope: str = "batch",
+    scope: Scope = "batch",
     mask: Tensor | None = None,
     check_finite: bool | None = None,
     synchronize: bool = False,
@@ -175,7 +175,7 @@ class SmoothAPLoss(ClassLoss):
         delta: float = 1.0,
         log_space: bool = False,
         epsilon: float = 1e-6,
-        scope: str = "batch",
+        scope: Scope = "batch",
         check_finite: bool | None = None,
         *,
         synchronize: bool = False,
