@@ -155,7 +155,9 @@ def detector(config: DetectorConfig, num_classes: int, activation: str) -> Detec
         "anchor_grid": config.anchor_grid,
     }
     if config.name == "retinanet":
-        return make_retinanet(num_classes, p6_from=config.p6_from, **of_pyramid)
+        return make_retinanet(
+            num_classes, p6_from=config.p6_from, pyramid_start=config.pyramid_start, **of_pyramid
+        )
     return make_faster_rcnn(
         num_classes,
         num_rois=config.rois,

@@ -28,6 +28,7 @@ OTHERS: dict[str, Any] = {
     "norm_epsilon": 0.5,
     "head_norm": "group",
     "p6_from": "p5",
+    "pyramid_start": "torchvision",
     "anchor_scale": 3.0,
     "anchor_octaves": 1,
     "anchor_ratios": (1.0, 2.0, 3.0),

@@ -211,6 +211,27 @@ def test_pyramid_and_heads_are_initialised_as_in_the_papers_code_but_for_the_sma
                 assert not layer.bias.any()
 
 
+def test_a_pyramid_may_begin_as_torchvision_s_and_the_heads_stay_as_they_are() -> None:
+    detector = make_retinanet(20, backbone="resnet18", pyramid_start="torchvision")
+    theirs = dict(retinanet_resnet50_fpn(weights=None, weights_backbone=None).named_modules())
+    for name, layer in detector.backbone.fpn.named_modules():
+        if not isinstance(layer, nn.Conv2d):
+            continue
+        deviation = (layer.in_channels * layer.kernel_size[0] ** 2) ** -0.5
+        assert layer.weight.std().item() == pytest.approx(deviation, rel=0.05)
+        other = theirs[f"backbone.fpn.{name}"]
+        num_inputs = other.in_channels * other.kernel_size[0] ** 2  # their ResNet is wider
+        assert other.weight.std().item() == pytest.approx(num_inputs**-0.5, rel=0.05)
+    for layer in detector.head.modules():
+        if isinstance(layer, nn.Conv2d) and layer is not detector.head.regression_head.bbox_reg:
+            assert layer.weight.std().item() == pytest.approx(0.01, rel=0.05)
+
+
+def test_an_unknown_start_of_the_pyramid_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"pyramid_start: expected 'paper' or .*, got 'mine'"):
+        make_retinanet(20, backbone="small", pyramid_start="mine")
+
+
 # ---- freezing
 
 

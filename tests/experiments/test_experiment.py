@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from rankdet.config import Config, to_dict
 from rankdet.errors import ConfigError, RankdetError, TrainingError
 from rankdet.experiments.experiment import (
     Experiment,
@@ -173,6 +174,25 @@ def test_a_row_with_other_settings_is_not_replaced_unless_forced(
         reproduce(study.experiment, request_)
     reproduce(study.experiment, request_, is_forced=True)
     assert study.calls == ["a", "b", "b"]
+
+
+def test_a_setting_that_there_was_not_when_a_row_was_run_is_at_its_default(
+    study: Study, request_: Request
+) -> None:
+    """That is what was done before there was a choice."""
+    study.settings["b"] = {"config": to_dict(Config())}
+    reproduce(study.experiment, request_)
+    file = request_.out / "study.json"
+    record = json.loads(file.read_text())
+    del record["rows"]["b"]["settings"]["config"]["detector"]["pyramid_start"]
+    file.write_text(json.dumps(record))
+    reproduce(study.experiment, request_)
+    assert study.calls == ["a", "b"]
+    assert "pyramid_start" not in file.read_text()  # the row stays as it was written
+    other = replace(Config().detector, pyramid_start="torchvision")
+    study.settings["b"] = {"config": to_dict(replace(Config(), detector=other))}
+    with pytest.raises(RankdetError, match="pyramid_start was 'paper', now 'torchvision'"):
+        reproduce(study.experiment, request_)
 
 
 def test_a_row_that_the_experiment_no_longer_has_is_not_dropped_unless_forced(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 
 from rankdet.errors import ConfigError, RankdetError
+from rankdet.experiments import scales
 from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.evaluations import read_evaluations
+from rankdet.experiments.experiment import Request, read_record, reproduce
 from rankdet.experiments.items import EXPERIMENTS, experiment
 from rankdet.experiments.results_page import (
     ITEMS,
@@ -57,6 +60,22 @@ def record_of(hand_made: Callable[..., dict[str, Any]]) -> Callable[..., dict[st
     return record
 
 
+@pytest.mark.parametrize("file", sorted(COMMITTED.glob("*.json")), ids=lambda file: file.stem)
+def test_the_committed_records_can_be_gone_on_with(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they were run with is what the experiments would run now; no row is run here."""
+    backbone = "/datasets/weights/resnet50_caffe_imagenet.safetensors"
+    monkeypatch.setattr(scales, "_weights", lambda request, name: backbone)
+    for one in COMMITTED.glob("*.json"):  # all: some choose the learning rates of others
+        shutil.copy(one, tmp_path)
+    record = read_record(file)
+    asked = {name: record["request"][name] for name in ("voc", "weights", "seed")}
+    request = Request("voc320", tmp_path, **asked, rows=(next(iter(record["rows"])),))
+    gone_on = reproduce(experiment(file.stem), request)
+    assert gone_on["rows"] == record["rows"]
+
+
 def training(ap: float) -> dict[str, Any]:
     """What came of a training; AP50 is 30 and AP75 is 1 above AP."""
     return {
@@ -98,7 +117,7 @@ def test_sections_have_the_order_of_the_page_and_one_title(record_of: Any) -> No
 
 def test_the_page_knows_its_items() -> None:
     assert set(ITEMS) <= {item.name for item in EXPERIMENTS}
-    assert len(set(ITEMS)) == len(ITEMS) == 25
+    assert len(set(ITEMS)) == len(ITEMS) == 26
 
 
 def test_seconds_are_told_by_the_time_of_a_step_alone(record_of: Any) -> None:

@@ -82,7 +82,9 @@ class DetectorConfig:
     the first convolution and layer1; None: 2 with weights, 0 without. An anchor has the area
     (anchor_scale * stride * 2^(i / anchor_octaves))^2. anchor_grid: "centred" (the paper's code:
     each anchor in the middle of its stride x stride pixels) or "torchvision" (at their corner, in
-    whole pixels; spread evenly where a side is no multiple of the last stride).
+    whole pixels; spread evenly where a side is no multiple of the last stride). pyramid_start: the
+    first weights of RetinaNet's pyramid, "paper" (N(0, 0.01)) or "torchvision" (its maps begin as
+    large as their input).
     SSD has the layers and boxes of its paper (ssd_layout), whatever the anchor settings; which
     settings a detector does not look at is in `rankdet.config.effects`. pixels:
     "imagenet" (divided by ImageNet's deviation) or "bytes" (0..255 less the mean, as torchvision's
@@ -101,6 +103,7 @@ class DetectorConfig:
     head_norm: str | None = setting(None, choices=("group",))
     frozen_stages: int | None = setting(None, least=0, most=5)
     p6_from: str = setting("c5", choices=("c5", "p5"))
+    pyramid_start: str = setting("paper", choices=("paper", "torchvision"))
     anchor_scale: float = setting(4.0, above=0, most=100)
     anchor_octaves: int = setting(2, least=1, most=16)
     anchor_ratios: tuple[float, ...] = setting((0.5, 1.0, 2.0), above=0, most=100)

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdet.config import Config
+from rankdet.config import Config, from_dict, to_dict
 from rankdet.errors import ConfigError, RankdetError, TrainingError, counted, shorten
 from rankdet.experiments.figures import FIGURE_MARK
 from rankdet.output import refuse_foreign, write_whole
@@ -285,20 +285,17 @@ def _begun_record(
             return record
         raise
     settings = {row.key: _as_json(row.settings) for row in rows}
+    before = {key: _with_new_settings(row.get("settings")) for key, row in stored["rows"].items()}
     if experiment.has_seeds and stored["request"] == record["request"]:
         # Rows of more seeds than are asked for now stay as they are.
-        settings |= {
-            key: row.get("settings") for key, row in stored["rows"].items() if key not in settings
-        }
+        settings |= {key: value for key, value in before.items() if key not in settings}
         record["plan"] = list(settings)
-    same = {
-        key: row for key, row in stored["rows"].items() if row.get("settings") == settings.get(key)
-    }
+    same = {key: row for key, row in stored["rows"].items() if before[key] == settings.get(key)}
     if not is_forced:
         _refuse_other_request(file, stored["request"], record["request"])
         for key in stored["rows"]:
             if key not in same:
-                raise _other_settings(file, key, stored["rows"][key], settings.get(key))
+                raise _other_settings(file, key, before[key], settings.get(key))
     elif len(same) < len(stored["rows"]):
         lost = counted(len(stored["rows"]) - len(same), "row")
         say(f"{experiment.name}: {lost} of the record of other settings are left out (--force).")
@@ -319,16 +316,27 @@ def _refuse_other_request(file: Path, stored: Record, wanted: Record) -> None:
             )
 
 
-def _other_settings(file: Path, key: str, row: Record, wanted: Any) -> RankdetError:
+def _other_settings(file: Path, key: str, stored: Any, wanted: Any) -> RankdetError:
     if wanted is None:
         what = "is no row of the experiment now. It was made by another version of "
     else:
-        differences = "; ".join(_differences(row.get("settings"), wanted)[:3])
+        differences = "; ".join(_differences(stored, wanted)[:3])
         what = f"has other settings than now: {differences}. It was made by another version of "
     return RankdetError(
         f"{file}: the row {key} {what}rankdet, or the file was changed. Give another folder with "
         "--out, or --force to replace the row."
     )
+
+
+def _with_new_settings(settings: Any) -> Any:
+    """The stored settings of a row, with those that rankdet has had since then at their defaults.
+
+    Those are what was done before there was a choice.
+    """
+    try:
+        return {**settings, "config": _as_json(to_dict(from_dict(settings["config"])))}
+    except (ConfigError, LookupError, TypeError):  # no training's, or of an older version
+        return settings
 
 
 def _differences(stored: Any, wanted: Any, name: str = "") -> list[str]:

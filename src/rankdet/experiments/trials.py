@@ -1,7 +1,7 @@
-"""One setting changed at a time: what holds a loss back, and what would help it.
+"""One setting changed at a time, or two: what holds a loss back, and what would help it.
 
 Each trial is a training of RetinaNet in the short schedule at the scale's own learning rate of its
-loss, with one change, judged on images held out of the training split: the validation split
+loss, with one change or two, judged on images held out of the training split: the validation split
 chooses nothing. A change of the evaluation alone is tried on the training as it is.
 
 The initial bias of the scores is none of the trials: AP-loss and AUC-loss see differences of scores
@@ -57,12 +57,28 @@ def _box_weight(loss: str, weight: float) -> Trial:
     return Trial(loss, f"box loss times {weight:g}", {"loss": {"box_weight": weight}})
 
 
+_FLIPS = {"data": {"augmentation": "flip"}}
+_PYRAMID = {"detector": {"pyramid_start": "torchvision"}}
+
+
 def _flips(loss: str) -> Trial:
-    return Trial(loss, "flips alone", {"data": {"augmentation": "flip"}})
+    return Trial(loss, "flips alone", _FLIPS)
 
 
 def _cosine(loss: str) -> Trial:
     return Trial(loss, "rate along a cosine", {"training": {"schedule": "one_cycle"}})
+
+
+def _pyramid(loss: str) -> Trial:
+    return Trial(loss, "pyramid as torchvision's", _PYRAMID)
+
+
+def _flips_and_pyramid(loss: str) -> Trial:
+    return Trial(loss, "flips alone, pyramid as torchvision's", {**_FLIPS, **_PYRAMID})
+
+
+def _nine_anchors(loss: str) -> Trial:
+    return Trial(loss, "nine anchors at a place", {"detector": {"anchor_octaves": 3}})
 
 
 def _threshold(loss: str, threshold: float) -> Trial:
@@ -80,6 +96,9 @@ TRIALS = (
     _box_weight(_AP, 2.0),
     _flips(_AP),
     _cosine(_AP),
+    _pyramid(_AP),
+    _flips_and_pyramid(_AP),
+    _nine_anchors(_AP),
     Trial(_AP, "gradients not clipped", {"training": {"clip_norm": None}}),
     Trial(_AP, "no warm-up", {"training": {"warmup_steps": 0}}),
     _threshold(_AP, 0.0),
@@ -88,9 +107,14 @@ TRIALS = (
     _box_weight(_OHEM, 0.5),
     _flips(_OHEM),
     _cosine(_OHEM),
+    _pyramid(_OHEM),
+    _flips_and_pyramid(_OHEM),
+    _nine_anchors(_OHEM),
     Trial(_FOCAL),
     _box_weight(_FOCAL, 0.25),
     _flips(_FOCAL),
+    _pyramid(_FOCAL),
+    _flips_and_pyramid(_FOCAL),
     Trial(_AUC),
     _box_weight(_AUC, 0.1),
     Trial(_AUC, "twice the learning rate", rate_factor=2.0),
@@ -150,7 +174,9 @@ def markdown(record: Record) -> str:
         "much of a difference is chance, the other seeds of AP-loss say, and its training as usual "
         "in `rates-retinanet`: the same settings and the same seed, run another time.",
         "Flips alone: in place of SSD's augmentation. Rate along a cosine: the learning rate falls "
-        "from its value after the warm-up to 0, in place of two steps to a tenth.",
+        "from its value after the warm-up to 0, in place of two steps to a tenth. Pyramid as "
+        "torchvision's: its first weights keep the size of the maps, in place of N(0, 0.01). Nine "
+        "anchors: three sizes of three shapes, as torchvision's, in place of two.",
     ]
     return page(record, SUMMARY, [markdown_table(heading, rows)], notes)
 
