@@ -72,7 +72,7 @@ def tiny_config() -> Config:
             path="synthetic", train_split="train:8", val_split="val:3", size=64, workers=0
         ),
         detector=DetectorConfig(backbone="small", norm="group", head_norm="group"),
-        training=TrainingConfig(epochs=1, batch_size=2, log_every=1),
+        training=TrainingConfig(epochs=1, batch_size=2, milestones=(), log_every=1),
         evaluation=EvaluationConfig(every=1, fixed_size=64, batch_size=3),
     )
 

@@ -90,6 +90,23 @@ def test_usually_nothing_is_accumulated_or_converted(tiny_config: Config) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("epochs", "schedule", "late"),
+    [(2, "steps", "2, 3.5"), (3, "steps", "3.5"), (4, "steps", ""), (2, "one_cycle", "")],
+)
+def test_milestones_that_are_never_reached_are_said(
+    tiny_config: Config, epochs: int, schedule: str, late: str
+) -> None:
+    training = replace(
+        tiny_config.training, epochs=epochs, schedule=schedule, milestones=(2.0, 3.5)
+    )
+    notes = prepare(replace(tiny_config, training=training), "cpu").notes
+    found = [note for note in notes if "training.milestones" in note]
+    assert len(found) == bool(late)
+    if late:
+        assert f"does not fall after {late} epochs" in found[0]
+
+
 def test_the_first_weights_depend_on_the_seed_alone(tiny_config: Config) -> None:
     first = weights(prepare(tiny_config, "cpu"))
     torch.rand(3)

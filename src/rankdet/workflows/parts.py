@@ -121,6 +121,7 @@ def prepare(
     notes += (
         *_detector_notes(given, config),
         *_accumulation_notes(config),
+        *_schedule_notes(config.training),
         *_process_notes(config, processes),
     )
     return Parts(
@@ -253,6 +254,19 @@ def _accumulation_notes(config: Config) -> tuple[str, ...]:
         f"Gradients of {settings.accumulate} micro-batches are accumulated: the loss ranks the "
         f"{settings.batch_size // settings.accumulate} images of each alone, not all "
         f"{settings.batch_size} together.",
+    )
+
+
+def _schedule_notes(settings: TrainingConfig) -> tuple[str, ...]:
+    """About times of the schedule that the training does not reach, however many steps it has."""
+    late = [time for time in settings.milestones if time >= settings.epochs]
+    if settings.schedule != "steps" or not late:
+        return ()
+    times = ", ".join(f"{time:g}" for time in late)
+    return (
+        f"The learning rate does not fall after {times} epochs (training.milestones): the training "
+        f"has {settings.epochs}. --epochs moves the milestones along, --set training.epochs does "
+        "not.",
     )
 
 
