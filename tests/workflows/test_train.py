@@ -538,7 +538,7 @@ def test_a_training_may_start_from_another_run_with_other_classes(
 
 def test_going_on_keeps_when_and_from_which_weights_the_run_was_started(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    run(out, tiny(epochs=1, batch_size=4, max_steps=1))
+    run(out, tiny(epochs=1, milestones=(), batch_size=4, max_steps=1))
     before = read_run(out)
     assert before.notes[-1].startswith("The weights are random.")
     go_on(out, lambda c: replace(c, training=replace(c.training, max_steps=2)))

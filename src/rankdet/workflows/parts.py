@@ -264,9 +264,9 @@ def _schedule_notes(settings: TrainingConfig) -> tuple[str, ...]:
         return ()
     times = ", ".join(f"{time:g}" for time in late)
     return (
-        f"The learning rate does not fall after {times} epochs (training.milestones): the training "
-        f"has {settings.epochs}. --epochs moves the milestones along, --set training.epochs does "
-        "not.",
+        f"The learning rate does not fall at {times} (training.milestones, in epochs): the "
+        f"training ends at {settings.epochs}. --epochs moves the milestones along, --set "
+        "training.epochs does not.",
     )
 
 
