@@ -12,6 +12,7 @@ from torch import nn
 
 from rankdet.config import from_dict
 from rankdet.detectors.criterion import Losses
+from rankdet.errors import ConfigError
 from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.experiment import Request, reproduce
 from rankdet.experiments.gradient_size import (
@@ -114,6 +115,14 @@ def test_nothing_is_compiled_nor_divided_at_any_scale() -> None:
             config = from_dict(row.settings["config"])
             assert (config.loss.name, config.data.val_split) == (loss, None)
             assert (config.training.compile, config.training.accumulate) == (False, 1)
+
+
+@pytest.mark.parametrize("change", ["training.accumulate=2", "training.compile=true"])
+def test_what_cannot_be_measured_is_refused_before_a_training(change: str, tmp_path: Path) -> None:
+    request = Request("smoke", tmp_path / "out", device="cpu", changes=(change,))
+    with pytest.raises(ConfigError, match=rf"--set {change}.*Leave it out".replace("true", "True")):
+        reproduce(EXPERIMENT, request)
+    assert not request.out.exists()
 
 
 def test_the_table_says_how_many_times_the_box_part_the_class_part_is(

@@ -18,6 +18,7 @@ IMAGE = {
     "width": 40,
     "height": 30,
     "objects": [{"box": [0.0, 0.0, 10.0, 20.0], "class": "cat"}],
+    "ignored": [],
     "detections": [
         {"box": [1.0, 1.0, 11.0, 21.0], "class": "cat", "score": 0.9},
         {"box": [5.0, 5.0, 9.0, 9.0], "class": "dog", "score": 0.25},
@@ -70,6 +71,17 @@ def test_a_class_that_no_object_of_the_image_has_stands_out(
     texts = {text.get_text(): text.get_color() for text in kept[0].axes[4].texts}
     assert texts == {"cat": GREY, "cat 0.90": BLUE, "dog 0.25": VERMILION}
     assert not kept[0].axes[5].texts
+
+
+def test_a_class_of_a_difficult_object_is_not_wrong(
+    hand_made: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    monkeypatch.setattr(predictions, "save_figure", lambda drawn, path: kept.append(drawn))
+    result = {"run": "a-run", "metrics": {}, "images": [{**IMAGE, "ignored": ["dog"]}]}
+    EXPERIMENT.figure(hand_made("predictions", ["AP-Loss"], {"AP-Loss": result}), Path("a.png"))
+    texts = {text.get_text(): text.get_color() for text in kept[0].axes[0].texts}
+    assert texts == {"cat": GREY, "cat 0.90": BLUE, "dog 0.25": BLUE}
 
 
 def test_before_it_was_run_the_page_says_so(hand_made: Callable[..., dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from rankdet.errors import ConfigError, RankdetError
 from rankdet.experiments import scales
+from rankdet.experiments.arms import run_folder
 from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.evaluations import read_evaluations
 from rankdet.experiments.experiment import Request, read_record, reproduce
@@ -72,8 +73,12 @@ def test_the_committed_records_can_be_gone_on_with(
     record = read_record(file)
     asked = {name: record["request"][name] for name in ("voc", "weights", "seed")}
     request = Request("voc320", tmp_path, **asked, rows=(next(iter(record["rows"])),))
-    gone_on = reproduce(experiment(file.stem), request)
+    item = experiment(file.stem)
+    gone_on = reproduce(item, request)
     assert gone_on["rows"] == record["rows"]
+    names = {row.key: run_folder(row.trainings[0], request).name for row in item.plan(request)}
+    runs = {key: row["result"]["run"] for key, row in record["rows"].items()}
+    assert runs == {key: names[key] for key in runs}  # so that runs are found, too
 
 
 def training(ap: float) -> dict[str, Any]:

@@ -24,6 +24,12 @@ def test_each_loss_is_trained_as_in_the_comparison_of_losses_without_evaluation(
         assert (config["training"]["batch_size"], config["training"]["compile"]) == (32, True)
 
 
+def test_the_loss_that_is_timed_is_that_of_all_images_of_a_step() -> None:
+    for row in EXPERIMENT.plan(Request("paper", Path("out"), voc="VOCdevkit")):
+        training = row.settings["config"]["training"]
+        assert (training["batch_size"], training["accumulate"]) == (16, 1)
+
+
 @pytest.mark.parametrize(("num_steps", "num_timed"), [(3, 2), (2, 1), (1, 1)])
 def test_the_first_steps_are_not_timed(
     num_steps: int, num_timed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

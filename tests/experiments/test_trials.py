@@ -119,6 +119,17 @@ def test_the_table_has_rate_and_numbers_of_every_trial(voc320: Request) -> None:
     assert "| Focal Loss | flips alone | – | not run | – | – |" in lines
 
 
+def test_a_change_that_the_detector_does_not_look_at_is_the_usual_training(
+    voc320: Request, tmp_path: Path
+) -> None:
+    """The small network of the other scales has a start of its own."""
+    change = "AP-Loss: pyramid as torchvision's"
+    results = {"AP-Loss: as usual": 20.0, change: 20.0}
+    for request, is_same in ((Request("smoke", tmp_path), True), (voc320, False)):
+        text = markdown(record_of(results, request))
+        assert ("| pyramid as torchvision's (the usual here) |" in text) == is_same
+
+
 def test_the_figure_has_a_bar_for_each_trial_that_was_run(
     voc320: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,6 +266,24 @@ def test_compiled_ap_loss_equals_eager(
     assert_compiled_equals_eager(ap_loss, "aot_eager", with_gradient, step=step, scope=scope)
 
 
+@pytest.mark.parametrize("loss", [ap_loss, auc_loss])
+def test_compiled_rows_may_be_as_many_as_the_values_say(
+    loss: Callable[..., Tensor], with_gradient: WithGradient
+) -> None:
+    """Their number is not known when the graph is made."""
+
+    def chosen(logits: Tensor, labels: Tensor) -> Tensor:
+        is_chosen = labels >= BACKGROUND
+        return loss(logits[is_chosen], labels[is_chosen], check_finite=False)
+
+    torch.compiler.reset()
+    compiled = torch.compile(chosen, fullgraph=True, backend="aot_eager")
+    value, gradient = with_gradient(compiled, LOGITS, LABELS)
+    expected, expected_gradient = with_gradient(chosen, LOGITS, LABELS)
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
 @pytest.mark.parametrize("step", ["piecewise", "sigmoid"])
 def test_compiled_auc_loss_equals_eager(step: str, with_gradient: WithGradient) -> None:
     assert_compiled_equals_eager(auc_loss, "aot_eager", with_gradient, step=step)

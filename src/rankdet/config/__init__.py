@@ -26,6 +26,7 @@ from rankdet.config.sections import (
 )
 from rankdet.config.text import (
     apply_settings,
+    completed,
     dump,
     from_dict,
     merge,
@@ -47,6 +48,7 @@ __all__ = [
     "TrainingConfig",
     "apply_settings",
     "closest",
+    "completed",
     "dump",
     "from_dict",
     "merge",

@@ -1,6 +1,8 @@
 """Every setting of a training and its evaluation: frozen dataclasses, checked when they are made.
 
-The rule of a setting stands beside its default; rules between settings are in `__post_init__`.
+The rule of a setting stands beside its default; rules between settings are in `__post_init__`. The
+default of a new one must be what was done before there was a choice: runs and records that lack it
+are read so (`completed`).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
@@ -32,6 +33,23 @@ def to_dict(config: Config) -> dict[str, Any]:
 def from_dict(mapping: Mapping[str, Any]) -> Config:
     """The settings of a mapping over the defaults; SettingError if there is no such setting."""
     return merge(Config(), mapping)
+
+
+def completed(stored: Any) -> Any:
+    """A stored mapping with the settings that it lacks at their defaults, as JSON has them.
+
+    Those have been added since it was written, and their defaults are what was done before there
+    was a choice. What is no mapping of settings comes back as it is.
+
+    >>> completed({"training": {"epochs": 3}})["detector"]["name"]
+    'retinanet'
+    """
+    if not isinstance(stored, dict):
+        return stored
+    try:
+        return json.loads(json.dumps(to_dict(from_dict(stored))))
+    except ConfigError:  # of a setting that is gone, or that breaks its rule
+        return stored
 
 
 def merge(base: Config, mapping: Mapping[str, Any]) -> Config:

@@ -91,7 +91,7 @@ def _initialise(
 ) -> None:
     """Set the weights of pyramid and heads as the paper's code does: N(0, 0.01).
 
-    The maps of ResNet-50's pyramid are then some five times smaller than with torchvision's start.
+    P3 to P5 of ResNet-50 are then some five times smaller than with torchvision's start.
     """
     classifier, regressor = detector.head.classification_head, detector.head.regression_head
     outputs = (classifier.cls_logits, regressor.bbox_reg)

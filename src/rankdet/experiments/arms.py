@@ -22,17 +22,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rankdet.config import Config, to_dict
+from rankdet.config import Config, completed, to_dict
 from rankdet.experiments.experiment import Request, Row, Stopped
 from rankdet.output import write_whole
 from rankdet.progress import say
 
 RUNS = "runs"
+# Settings that there were not when runs got names. At these values they are no part of a name, so
+# that runs of before are found.
+_ADDED = {"detector": {"pyramid_start": "paper"}}
 
 
 def run_folder(config: Config, request: Request) -> Path:
     """Where the training with these settings is, or will be."""
-    text = json.dumps(to_dict(config), sort_keys=True)
+    named = to_dict(config)
+    for section, settings in _ADDED.items():
+        for name, usual in settings.items():
+            if named[section][name] == usual:
+                del named[section][name]
+    text = json.dumps(named, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
     name = f"{config.detector.name}-{config.detector.backbone}-{config.loss.name}-{digest}"
     return request.out / RUNS / name
@@ -197,7 +205,7 @@ def _outcome_file(folder: Path) -> Path:
 def _kept(folder: Path, config: Config) -> dict[str, Any] | None:
     """What the outcome file says, if it is one of these very settings."""
     content = _read_json(_outcome_file(folder))
-    if content is None or content.get("config") != json.loads(json.dumps(to_dict(config))):
+    if content is None or completed(content.get("config")) != completed(to_dict(config)):
         return None
     return content if isinstance(content.get("provenance"), dict) else None
 

@@ -311,6 +311,11 @@ def _mean_curve(
     return {epoch: (min(many), fmean(many), max(many)) for epoch, many in found.items()}
 
 
+def has_training(record: Record, schedule: str, name: str) -> bool:
+    """Whether a loss was trained in a schedule."""
+    return bool(_results(record, schedule, name))
+
+
 def chosen_by(record: Record, schedule: str, tuning: rates.Rates) -> set[str]:
     """Who has chosen the learning rates of the trainings of a schedule, in words."""
     usual = f"chosen by `{tuning.name}`, or those of the scale without its record in the folder"

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdet.config import Config, from_dict, to_dict
+from rankdet.config import Config, completed
 from rankdet.errors import ConfigError, RankdetError, TrainingError, counted, shorten
 from rankdet.experiments.figures import FIGURE_MARK
 from rankdet.output import refuse_foreign, write_whole
@@ -50,7 +50,7 @@ class Request:
     time. changes: `section.key=value`, for every training, after everything else. seeds: how many
     trainings differ in the seed alone, where an experiment has several. deletes_runs: the folder of
     a training is deleted when its rows are recorded, if it was not finished before. rows: run only
-    those with one of these in their name; the others wait, or stay as they are. None: all are run.
+    those with one of these in their name; the others wait, or stay as they are. Empty: all run.
     """
 
     scale: str
@@ -285,7 +285,7 @@ def _begun_record(
             return record
         raise
     settings = {row.key: _as_json(row.settings) for row in rows}
-    before = {key: _with_new_settings(row.get("settings")) for key, row in stored["rows"].items()}
+    before = {key: _completed(row.get("settings")) for key, row in stored["rows"].items()}
     if experiment.has_seeds and stored["request"] == record["request"]:
         # Rows of more seeds than are asked for now stay as they are.
         settings |= {key: value for key, value in before.items() if key not in settings}
@@ -328,15 +328,11 @@ def _other_settings(file: Path, key: str, stored: Any, wanted: Any) -> RankdetEr
     )
 
 
-def _with_new_settings(settings: Any) -> Any:
-    """The stored settings of a row, with those that rankdet has had since then at their defaults.
-
-    Those are what was done before there was a choice.
-    """
-    try:
-        return {**settings, "config": _as_json(to_dict(from_dict(settings["config"])))}
-    except (ConfigError, LookupError, TypeError):  # no training's, or of an older version
-        return settings
+def _completed(settings: Any) -> Any:
+    """The stored settings of a row; those of its training with all that there are now."""
+    if isinstance(settings, dict) and "config" in settings:
+        return {**settings, "config": completed(settings["config"])}
+    return settings
 
 
 def _differences(stored: Any, wanted: Any, name: str = "") -> list[str]:

@@ -1,8 +1,8 @@
 """Size of the gradients of the class and the box part over a training, with each of four losses.
 
-Both parts pull at the weights that they share, backbone and pyramid. How hard each pulls is not
-the same for all losses, though the settings are: a part that pulls much less is learned later, and
-a learning rate that suits one part may not suit the other.
+Both parts pull at the weights that they share, backbone and pyramid. How hard the class part pulls
+differs from loss to loss, while the box loss is the same for all: a part that pulls much less is
+learned later, and a learning rate that suits one part may not suit the other.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankdet.config import Config
+from rankdet.errors import ConfigError
 from rankdet.experiments.comparison import COLOURS, LOSSES
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
@@ -84,14 +85,17 @@ def shared_sizes(parts: dict[str, Tensor], parameters: Sequence[Tensor]) -> dict
 def plan(request: Request) -> list[Row]:
     """A row for each loss."""
     num_steps, every = _NUM_STEPS[request.scale]
-    return measured_rows(
-        request,
-        _result,
-        max_steps=num_steps,
-        log_every=every,
-        accumulate=1,
-        compile=False,  # a compiled backward pass frees what it was made of
-    )
+    # Each step is one call; and a compiled backward pass frees what it was made of.
+    fixed = {"accumulate": 1, "compile": False}
+    rows = measured_rows(request, _result, max_steps=num_steps, log_every=every, **fixed)
+    for name, value in fixed.items():
+        given = rows[0].settings["config"]["training"][name]
+        if given != value:
+            raise ConfigError(
+                f"--set training.{name}={given}: gradient-size needs {value}, because it measures "
+                "the parts of every step by a backward pass of their own. Leave it out."
+            )
+    return rows
 
 
 def _result(config: Config, request: Request) -> dict[str, Any]:

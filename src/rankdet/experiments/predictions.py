@@ -41,7 +41,10 @@ def plan(request: Request) -> list[Row]:
 
 
 def _result(config: Config, request: Request) -> dict[str, Any]:
-    """Metrics, and of each image its size, its objects and what is detected in it."""
+    """Metrics, and of each image its size, its objects and what is detected in it.
+
+    ignored: the classes of objects that count neither way, such as VOC's difficult ones.
+    """
     from rankdet.experiments.shown_detections import shown_images
 
     run = trained(config, request)
@@ -51,6 +54,7 @@ def _result(config: Config, request: Request) -> dict[str, Any]:
     for shown in shown_images(run, thresholds, _NUM_IMAGES, request):
         height, width = shown.pixels.shape[:2]
         kept = ~shown.target.is_ignored
+        ignored = shown.target.labels[~kept].tolist()
         objects = _boxes(shown.target.boxes[kept], shown.target.labels[kept], shown.classes)
         detections = _boxes(shown.detections.boxes, shown.detections.labels, shown.classes)
         scores = shown.detections.scores.tolist()
@@ -60,6 +64,7 @@ def _result(config: Config, request: Request) -> dict[str, Any]:
                 "width": width,
                 "height": height,
                 "objects": objects,
+                "ignored": sorted({shown.classes[label] for label in ignored}),
                 "detections": [
                     {**one, "score": round(score, 4)}
                     for one, score in zip(detections, scores, strict=True)
@@ -95,6 +100,8 @@ def markdown(record: Record) -> str:
         f"Of the detector on all images: {metrics}.",
         "Images with several objects, evenly spaced over the split; nobody chose them. Detections "
         "from the score on that has the best F1 of its class on the same split.",
+        "Grey and dashed: objects, without difficult ones. Blue: detections of a class that the "
+        "image has; red: of one that it does not have.",
     ]
     picture = f"![{SUMMARY}]({record['item']}.png)"
     table = markdown_table(["image", "objects", "detections"], rows)
@@ -106,7 +113,7 @@ def _label(thing: Mapping[str, Any]) -> str:
 
 
 def figure(record: Record, path: Path) -> None:
-    """A panel for each image: objects grey and dashed, detections blue, the surest on top."""
+    """A panel for each image: objects and detections, the surest on top; see the notes."""
     images = (results_of(record).get(KEY) or {"images": []})["images"]
     num_lines = max(-(-len(images) // _BESIDE), 1)
     drawn = new_figure(3 * _BESIDE, 2.6 * num_lines)
@@ -124,9 +131,9 @@ def _draw(axes: Any, one: Mapping[str, Any]) -> None:
         axes.add_patch(_rectangle(thing["box"], edgecolor=GREY, linestyle="--", linewidth=2.5))
         left, _, _, bottom = thing["box"]
         axes.text(left, bottom, thing["class"], fontsize=6, color=GREY, va="top", clip_on=True)
-    classes = {thing["class"] for thing in one["objects"]}
+    classes = {thing["class"] for thing in one["objects"]} | set(one["ignored"])
     for thing in reversed(one["detections"]):
-        # Another class than all objects of the image is wrong, wherever it is.
+        # A class that the image does not have is wrong, wherever it is.
         colour = BLUE if thing["class"] in classes else VERMILION
         axes.add_patch(_rectangle(thing["box"], edgecolor=colour, linewidth=1))
         axes.text(*thing["box"][:2], _label(thing), fontsize=6, color=colour, va="bottom")

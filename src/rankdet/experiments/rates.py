@@ -94,8 +94,8 @@ class Rates:
         notes = _notes(record)
         if self.first is not None:
             notes.append(
-                f"The rates below and above these were behind in `{self.first.name}`; in this "
-                "schedule they were not tried."
+                f"Tried in this schedule: of each loss the two best rates of `{self.first.name}`, "
+                "and of some their neighbours. Others may be better here."
             )
         return page(record, self.title, [markdown_table(heading, rows)], notes)
 

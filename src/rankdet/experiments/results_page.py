@@ -236,7 +236,9 @@ def _edges(one: evidence.Evidence, schedule: str, records: Mapping[str, Record])
     names = [
         name
         for name, loss in LOSSES.items()
-        if loss in chosen and rates.is_edge(record, name, chosen[loss])
+        if evidence.has_training(records[one.name], schedule, name)
+        and loss in chosen
+        and rates.is_edge(record, name, chosen[loss])
     ]
     if not names:
         return []

@@ -42,7 +42,8 @@ def notes() -> list[str]:
 def plan(request: Request) -> list[Row]:
     """A row for each loss."""
     num_steps = sum(_NUM_STEPS[request.scale])
-    return measured_rows(request, _result, max_steps=num_steps, log_every=num_steps)
+    # In one part, so that the loss that is timed is that of the whole step.
+    return measured_rows(request, _result, max_steps=num_steps, log_every=num_steps, accumulate=1)
 
 
 def _result(config: Config, request: Request) -> dict[str, Any]:

@@ -44,8 +44,9 @@ def ap_loss(
             it beyond 1e10; real scores are far from that.
         step: "piecewise" (Eq. 21), "heaviside" (Eq. 4, delta is not used) or "sigmoid".
         interpolate: whether precision is made monotone in the rank (section 3.4.3).
-        scope: "batch" ranks all images together; "image" each alone (section 3.4.1), and 4, say,
-            four successive ones; then it is the mean over the rankings that have positives.
+        scope: "batch" ranks all images together. "image" ranks each alone (section 3.4.1), and a
+            number, such as 4, so many successive ones; the loss is then the mean over the rankings
+            that have positives.
         mask: None, or bool of the logits' shape; False marks a single entry as ignored.
         check_finite: True raises FloatingPointError if a counted score is NaN or infinite; False
             makes value and gradient NaN instead; None checks on the CPU only.

@@ -52,8 +52,9 @@ def rank_scopes(
 
     is_one_ranking = scope == "batch"
     size = images_together(scope, len(logits))
-    # One part is not split: its gradient would be copied once more.
-    is_split = size < len(logits)
+    # One part is not split: its gradient would be copied once more. And a compiler may not know how
+    # many rows there are.
+    is_split = not is_one_ranking and size < len(logits)
     parts = logits.split(size) if is_split else (logits,)
     labels_of_parts = labels.split(size) if is_split else (labels,)
     masks: Sequence[Tensor | None] = [None] * len(parts)
