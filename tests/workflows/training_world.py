@@ -75,6 +75,8 @@ def take_part(plan: Plan, environment: dict[str, str], output: str) -> None:
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1)  # multiprocessing has its own
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Another test's data workers may have started the fork server: then it is blocked for all.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if plan.fate:
         globals()[plan.fate](plan.step)
 
