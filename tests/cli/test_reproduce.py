@@ -181,6 +181,17 @@ def test_a_page_does_not_replace_files_of_others(records: Path, tmp_path: Path, 
     assert invoke(*arguments, "--force").exit_code == 0
 
 
+def test_a_folder_without_records_empties_no_page(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{PART_BEGIN}\nnumbers\n{PART_END}\n")
+    arguments = ["--out", str(tmp_path / "page.md"), "--readme", str(readme)]
+    result = invoke("reproduce", "page", str(tmp_path / "photos"), *arguments)
+    assert "photos: there is no record in it" in str(result.exception)
+    assert "numbers" in readme.read_text()
+    assert not (tmp_path / "page.md").exists()
+
+
 def test_a_readme_without_marks_is_told_before_anything_is_written(
     records: Path, tmp_path: Path
 ) -> None:

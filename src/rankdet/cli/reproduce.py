@@ -21,7 +21,7 @@ from rankdet.cli.options import (
     check_device,
     data_path,
 )
-from rankdet.errors import RankdetError
+from rankdet.errors import ConfigError, RankdetError
 from rankdet.experiments.experiment import Experiment, Request
 from rankdet.experiments.items import EXPERIMENTS as ITEMS
 from rankdet.experiments.items import experiment as item_of
@@ -233,6 +233,11 @@ def make_page(
     from rankdet.output import refuse_foreign, write_whole
 
     records, evaluations = read_records(folder), read_evaluations(folder)
+    if not records:
+        raise ConfigError(
+            f"{folder}: there is no record in it. Give the folder of ITEM.json files that "
+            "`rankdet reproduce ITEM --scale voc320 --out FOLDER` wrote."
+        )
     pictures = Path("pictures") / folder.resolve().name
     figures = {name: out.parent / pictures / f"{name}.png" for name in records}
     refuse_foreign(out, PAGE_MARK, force)
