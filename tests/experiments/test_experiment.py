@@ -311,10 +311,21 @@ def test_rows_can_be_asked_for_by_several_words(study: Study, request_: Request)
     assert study.calls == ["first", "third"]
 
 
+def test_a_row_of_just_that_name_is_meant_alone(study: Study, request_: Request) -> None:
+    study.settings = {name: {"value": 1} for name in ("1", "16", "8")}
+    reproduce(study.experiment, replace(request_, rows=("1",)))
+    assert study.calls == ["1"]
+
+
+def test_no_words_are_no_rows(study: Study, request_: Request) -> None:
+    with pytest.raises(ConfigError, match=r"--rows '': expected words"):
+        reproduce(study.experiment, replace(request_, rows=("",)))
+
+
 def test_rows_that_no_row_is_called_are_refused_with_those_that_there_are(
     study: Study, request_: Request
 ) -> None:
-    with pytest.raises(ConfigError, match=r"--rows c: no row of study has .*: a, b\."):
+    with pytest.raises(ConfigError, match=r"--rows 'c': expected words .* of study.*: a, b\."):
         reproduce(study.experiment, replace(request_, rows=("b", "c")))
     assert not (request_.out / "study.json").exists()
 

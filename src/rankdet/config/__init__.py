@@ -26,7 +26,6 @@ from rankdet.config.sections import (
 )
 from rankdet.config.text import (
     apply_settings,
-    completed,
     dump,
     from_dict,
     merge,
@@ -48,7 +47,6 @@ __all__ = [
     "TrainingConfig",
     "apply_settings",
     "closest",
-    "completed",
     "dump",
     "from_dict",
     "merge",

@@ -22,7 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rankdet.config import Config, completed, to_dict
+from rankdet.config import Config, to_dict
+from rankdet.config.text import completed
 from rankdet.experiments.experiment import Request, Row, Stopped
 from rankdet.output import write_whole
 from rankdet.progress import say

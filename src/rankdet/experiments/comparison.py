@@ -104,8 +104,13 @@ class Comparison:
                     label.set(rotation=20, ha="right", rotation_mode="anchor")
             begin_at_zero(axes)
             label_axes(axes, metric, self.row_title, "percent")
+        shown = {  # of each label the first that has a number somewhere
+            label: handle
+            for axes in reversed(panels)
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         figure.legend(
-            *axes.get_legend_handles_labels(),
+            list(shown.values()), list(shown),
             loc="outside lower center", ncols=4, frameon=False, fontsize=8,
         )  # fmt: skip
         save_figure(figure, path)

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankdet.config import Config, completed
+from rankdet.config import Config
+from rankdet.config.text import completed
 from rankdet.errors import ConfigError, RankdetError, TrainingError, counted, shorten
 from rankdet.experiments.figures import FIGURE_MARK
 from rankdet.output import refuse_foreign, write_whole
@@ -50,7 +51,8 @@ class Request:
     time. changes: `section.key=value`, for every training, after everything else. seeds: how many
     trainings differ in the seed alone, where an experiment has several. deletes_runs: the folder of
     a training is deleted when its rows are recorded, if it was not finished before. rows: run only
-    those with one of these in their name; the others wait, or stay as they are. Empty: all run.
+    those with one of these as their name, or else in it; the others wait, or stay as they are.
+    Empty: all are run.
     """
 
     scale: str
@@ -140,12 +142,7 @@ def reproduce(
     """
     rows = experiment.plan(request)
     assert len({row.key for row in rows}) == len(rows), "each row has its own name"
-    for words in request.rows:
-        if not any(words in row.key for row in rows):
-            raise ConfigError(
-                f"--rows {words}: no row of {experiment.name} has that in its name. The rows: "
-                f"{', '.join(row.key for row in rows)}."
-            )
+    chosen = _chosen_keys(experiment, rows, request.rows)
     request.out.mkdir(parents=True, exist_ok=True)
     with _alone_with(request.out, experiment.name):
         record = _begun_record(experiment, request, rows, is_forced)
@@ -153,8 +150,7 @@ def reproduce(
         if len(waiting) < len(rows):
             done = counted(len(rows) - len(waiting), "row")
             say(f"{experiment.name}: {done} of {len(rows)} finished before, and kept.")
-        if request.rows:
-            waiting = [row for row in waiting if any(words in row.key for words in request.rows)]
+        waiting = [row for row in waiting if row.key in chosen]
         if request.jobs > 1 and not experiment.has_trainings:
             say(
                 f"{experiment.name}: --jobs {request.jobs} is not used: its rows are trained or "
@@ -301,6 +297,24 @@ def _begun_record(
         say(f"{experiment.name}: {lost} of the record of other settings are left out (--force).")
     record["rows"] = {key: same[key] for key in record["plan"] if key in same}
     return record
+
+
+def _chosen_keys(experiment: Experiment, rows: Sequence[Row], wanted: Sequence[str]) -> set[str]:
+    """The names of the rows that --rows asks for: one that is just the words, else all with them.
+
+    Without --rows all of them.
+    """
+    keys = [row.key for row in rows]
+    chosen = set() if wanted else set(keys)
+    for words in wanted:
+        found = {key for key in keys if key == words} or {key for key in keys if words in key}
+        if not found or not words:
+            raise ConfigError(
+                f"--rows {shorten(words)}: expected words in the name of a row of "
+                f"{experiment.name}. The rows: {', '.join(keys)}."
+            )
+        chosen |= found
+    return chosen
 
 
 def _file(experiment: Experiment, out: Path) -> Path:

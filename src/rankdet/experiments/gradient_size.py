@@ -15,7 +15,7 @@ from rankdet.config import Config
 from rankdet.errors import ConfigError
 from rankdet.experiments.comparison import COLOURS, LOSSES
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
-from rankdet.experiments.figures import label_axes, new_figure, save_figure
+from rankdet.experiments.figures import count_in_wholes, label_axes, new_figure, save_figure
 from rankdet.experiments.losses import measured_rows
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 from rankdet.experiments.time_curve import shown_points
@@ -145,6 +145,7 @@ def figure(record: Record, path: Path) -> None:
             sizes = [point["sizes"][part] for point in result["points"]]
             axes.plot(steps, sizes, color=COLOURS[LOSSES[name]], marker=".", label=name)
         axes.set_yscale("log")
+        count_in_wholes(axes.xaxis)
         label_axes(axes, f"gradient of the {part} part, shared weights", "step", "norm")
         if results_of(record):
             axes.legend(frameon=False, fontsize=8)

@@ -60,7 +60,7 @@ def _result(config: Config, request: Request) -> dict[str, Any]:
         scores = shown.detections.scores.tolist()
         images.append(
             {
-                "image": shown.name,
+                "image": Path(shown.name).stem,  # folders are nobody's business
                 "width": width,
                 "height": height,
                 "objects": objects,

@@ -278,7 +278,7 @@ def _notes(record: Record) -> list[str]:
         return [
             f"Trained on {training_name(config.data)}, judged on {validation_name(config.data)}.",
             f"{counted(config.training.epochs, 'epoch')}, {config.training.batch_size} images in a "
-            "step, for which the learning rates are.",
+            f"step; the learning rates are for {config.training.reference_batch_size}.",
         ]
     return []
 

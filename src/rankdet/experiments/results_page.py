@@ -53,7 +53,8 @@ _INTRODUCTION = (
     "stand beside ours; its images are larger, its data more and its trainings longer. So what can "
     "be compared is which loss is ahead and by how much, not the height of the numbers. Every "
     "table, rows that lose included, is made by `rankdet reproduce page` from the records of the "
-    "experiments; nobody types a number."
+    "experiments; nobody types a number. What else is to be known of the runs, and which of their "
+    f"commits are not in the history, is in `results/{SCALE}/README.md`."
 )
 _NOTHING = f"Nothing was run at the scale `{SCALE}` yet."
 _PART_NOTES = (

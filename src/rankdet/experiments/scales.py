@@ -116,9 +116,10 @@ def scale_note(scale: str) -> str:
         "The paper's numbers are from VOC or COCO.",
         "voc320": "Scale voc320: VOC's train and val, few epochs, trained and tested on squares of "
         "320 pixels (SSD: 300; AP-loss800: 512). The 32 images of a step are ranked together, "
-        "where the table does not say otherwise; the paper ranks 8. Learning rates were tuned for "
-        "RetinaNet with the four losses of `rates-retinanet` alone. The paper's numbers are from "
-        "larger images that keep their aspect, more data and longer trainings.",
+        "where the table does not say otherwise; the paper ranks 8. Learning rates that no other "
+        "item has tuned are the scale's own: of RetinaNet with the four losses by "
+        "`rates-retinanet`, of all else untuned. The paper's numbers are from larger images that "
+        "keep their aspect, more data and longer trainings.",
         "paper": "Scale paper: the paper's setting, from the recipes.",
     }[scale]
 

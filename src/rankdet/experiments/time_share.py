@@ -25,7 +25,8 @@ _NOTES = (
     "Step: data, forward, losses, backward and step, the mean over steps of a training that "
     "nothing interrupts. Class loss: its forward and backward by themselves on the logits of the "
     "last of these steps, the median of three runs after one that is not counted.",
-    "One process, alone on the machine. An epoch is without evaluation and checkpoints.",
+    "One process; the times hold if nothing else ran on the machine. An epoch is without "
+    "evaluation and checkpoints.",
 )
 
 

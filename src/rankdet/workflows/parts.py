@@ -299,7 +299,8 @@ def _process_notes(config: Config, processes: Processes) -> tuple[str, ...]:
     count = processes.world_size
     who = "1 process has" if count == 1 else f"{count} processes share"
     num_images = config.training.batch_size
-    if config.training.rank_locally:
+    scope = config.loss.settings.get("scope", "batch")
+    if config.training.rank_locally or scope != "batch":
         how = "ranking losses rank the images of each process alone, and are averaged"
     else:
         how = "the loss is that of all of them together"
