@@ -24,7 +24,14 @@ from rankdet.experiments.experiment import Experiment, Record, Request, Row, res
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.rates import held_out_config, outcome_or_divergence, usual_rate
 from rankdet.experiments.schedules import SHORT
-from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
+from rankdet.experiments.tables import (
+    NO_NUMBER,
+    NOT_RUN,
+    markdown_table,
+    missing_text,
+    number,
+    page,
+)
 
 SUMMARY = "one or two settings changed, four losses, RetinaNet, judged on a tenth of train"
 USUAL = "as usual"
@@ -99,6 +106,8 @@ TRIALS = (
     _box_weight(_AP, 0.25),
     _box_weight(_AP, 0.5),
     _box_weight(_AP, 2.0),
+    _class_weight(_AP, 2.0),
+    _class_weight(_AP, 4.0),
     _flips(_AP),
     _cosine(_AP),
     _pyramid(_AP),
@@ -110,6 +119,7 @@ TRIALS = (
     _threshold(_AP, 0.05),
     Trial(_OHEM),
     _box_weight(_OHEM, 0.5),
+    _class_weight(_OHEM, 2.0),
     _flips(_OHEM),
     _cosine(_OHEM),
     _pyramid(_OHEM),
@@ -164,7 +174,8 @@ def markdown(record: Record) -> str:
     rows, results = [], results_of(record)
     for trial in TRIALS:
         if trial.key not in results:
-            text = missing_text(record, trial.key)
+            is_newer = trial.key not in record["plan"]  # than the record
+            text = NOT_RUN if is_newer else missing_text(record, trial.key)
             rows.append([trial.loss, trial.change, NO_NUMBER, text, *[NO_NUMBER] * 2])
             continue
         config = record["rows"][trial.key]["settings"]["config"]
