@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -17,8 +19,8 @@ from typing import Any
 import pytest
 
 from rankdet.config import Config, to_dict
-from rankdet.experiments import jobs
-from rankdet.experiments.arms import outcome, run_folder
+from rankdet.experiments import arms, jobs
+from rankdet.experiments.arms import alone_with, outcome, run_folder
 from rankdet.experiments.experiment import Experiment, Request, Row, Stopped, read_record, reproduce
 from rankdet.experiments.figures import new_figure, save_figure
 from rankdet.experiments.jobs import rows_as_trained, train_together
@@ -126,6 +128,75 @@ def test_two_rows_with_the_same_training_train_it_once(
     rows = [first, replace(first, key="again")]
     assert [row.key for row in rows_as_trained(rows, request)] == ["seed 0", "again"]
     assert programs.started == [0]
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_what_another_command_trains_is_left_to_it_until_it_has_ended(
+    trainings: tuple[list[Config], Request],
+    programs: Programs,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_finished: bool,
+) -> None:
+    configs, request = trainings
+    folder = run_folder(configs[0], request)
+    monkeypatch.setattr(jobs, "has_outcome", lambda path, _: other_has_ended and is_finished)
+    other_has_ended = False
+    with ExitStack() as other:
+        other.enter_context(alone_with(folder))
+        rows = rows_as_trained(rows_of(configs, request), request)
+        assert {next(rows).key, next(rows).key} == {"seed 1", "seed 2"}
+        assert programs.started == [1, 2]
+        other_has_ended = True
+    assert [row.key for row in rows] == ["seed 0"]
+    assert programs.started == ([1, 2] if is_finished else [1, 2, 0])
+    assert capsys.readouterr().err.count(f"{folder.name}: another command trains it.") == 1
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_single_training_waits_for_the_command_that_trains_it(
+    trainings: tuple[list[Config], Request],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_finished: bool,
+) -> None:
+    monkeypatch.setattr(arms, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    (config, *_), request = trainings
+    folder = run_folder(config, request)
+    first = outcome(config, request)
+    kept = Path(f"{folder}.json").rename(request.out / "kept.json")
+    shutil.rmtree(folder)
+    other = ExitStack()
+    other.enter_context(alone_with(folder))
+
+    def end() -> None:
+        if is_finished:
+            kept.rename(f"{folder}.json")
+        other.close()
+
+    threading.Timer(0.3, end).start()
+    assert outcome(config, request)["metrics"] == first["metrics"]
+    assert folder.exists() != is_finished  # it was trained here if the other did not finish it
+    said = capsys.readouterr().err
+    assert said.count(f"{folder.name}: another command trains it. Waiting for that.") == 1
+
+
+def test_two_commands_at_the_same_time_share_a_training(
+    trainings: tuple[list[Config], Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    _, request = trainings
+    command = [sys.executable, "-m", "rankdet", "reproduce", "--scale", "smoke", "--device", "cpu"]
+    command += ["--out", str(request.out), "--jobs", "2"]
+    together = [
+        subprocess.Popen([*command[:4], item, *command[4:], "--rows", row])
+        for item, row in (("delta", "1"), ("interpolation", "Yes"))
+    ]
+    assert [process.wait(timeout=100) for process in together] == [0, 0]
+    delta, interpolation = (
+        read_record(request.out / f"{item}.json")["rows"] for item in ("delta", "interpolation")
+    )
+    assert delta["1"]["result"] == interpolation["Yes"]["result"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -39,6 +39,10 @@ _TEMPORARY = re.compile(r"\.(saving|removing)-.+-\d+")
 _LOCK = ".lock"
 
 
+class TakenError(CheckpointError):
+    """Another process is at work in the folder."""
+
+
 def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
     """Make the folder with these files and their manifest, in place of one that may be there.
 
@@ -135,7 +139,7 @@ def _locked(parent: Path) -> Iterator[bool]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Nobody else may be here meanwhile; CheckpointError if somebody is. Makes the folder.
+    """Nobody else may be here meanwhile; TakenError if somebody is. Makes the folder.
 
     The lock is on the folder itself, and ends with the process, however that ends.
     """
@@ -160,8 +164,8 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _taken(folder: Path) -> CheckpointError:
-    return CheckpointError(
+def _taken(folder: Path) -> TakenError:
+    return TakenError(
         f"{folder}: another process is writing here at this moment. "
         "Give each training a folder of its own (--out)."
     )

@@ -5,8 +5,9 @@
     OUT/runs/NAME.log    what it said, where several ran at the same time
 
 Two experiments that need a training with the same settings share it: the paper's main setting
-stands in many of its tables. The folder of a finished training may be deleted, or left on another
-machine: who needs its numbers alone takes them from NAME.json, who needs the run trains it again.
+stands in many of its tables. Commands that run at the same time share it, too: one trains, and the
+others wait for it. The folder of a finished training may be deleted, or left on another machine:
+who needs its numbers alone takes them from NAME.json, who needs the run trains it again.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Collection, Mapping
-from contextlib import redirect_stdout
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ from rankdet.output import write_whole
 from rankdet.progress import say
 
 RUNS = "runs"
+_SECONDS_BETWEEN_LOOKS = 1.0
 # Settings that there were not when runs got names. At these values they are no part of a name, so
 # that runs of before are found.
 _ADDED = {"detector": {"pyramid_start": "paper"}}
@@ -52,12 +55,23 @@ def trained(config: Config, request: Request) -> Path:
 
     Stopped if a signal came: the training has saved itself, and the next call goes on.
     """
+    return _made(config, request, has_run)
+
+
+def _made(config: Config, request: Request, is_there: Callable[[Path, Config], bool]) -> Path:
+    """The folder of the training, after it was trained unless what is wanted of it is there."""
+    folder = run_folder(config, request)
+    if not is_there(folder, config):
+        with _alone_when_free(folder):
+            if not is_there(folder, config):  # who had it may have finished it
+                _train(folder, config, request)
+    return folder
+
+
+def _train(folder: Path, config: Config, request: Request) -> None:
     from rankdet.workflows.run import is_run
     from rankdet.workflows.train import train
 
-    folder = run_folder(config, request)
-    if has_run(folder, config):
-        return folder
     if has_outcome(folder, config) and not is_run(folder):
         say(
             f"{folder.name}: its numbers are kept, but the run is needed and not here. It is "
@@ -73,7 +87,32 @@ def trained(config: Config, request: Request) -> Path:
     if status:
         raise Stopped(status)
     keep_outcome(folder, config, request)
-    return folder
+
+
+def alone_with(folder: Path) -> AbstractContextManager[None]:
+    """No other command trains this meanwhile; TakenError if one does."""
+    from rankdet.engine.sealed_folder import alone_in
+
+    return alone_in(folder.with_name(f".{folder.name}"))  # the run itself is the trainer's
+
+
+@contextmanager
+def _alone_when_free(folder: Path) -> Iterator[None]:
+    """The same, when the command that trains it has ended."""
+    from rankdet.engine.sealed_folder import TakenError
+
+    is_told = False
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(alone_with(folder))
+                break
+            except TakenError:
+                if not is_told:
+                    say(f"{folder.name}: another command trains it. Waiting for that.")
+                is_told = True
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+        yield
 
 
 def outcome(config: Config, request: Request) -> dict[str, Any]:
@@ -87,10 +126,7 @@ def outcome(config: Config, request: Request) -> dict[str, Any]:
     it said about data and weights. run: the folder's name in OUT/runs. provenance: of the
     training, wherever and whenever that was.
     """
-    folder = run_folder(config, request)
-    if not has_outcome(folder, config):
-        trained(config, request)
-    kept = _kept(folder, config)
+    kept = _kept(_made(config, request, has_outcome), config)
     assert kept is not None, "a finished training leaves an outcome"
     return {**kept["outcome"], "provenance": kept["provenance"]}
 

@@ -14,7 +14,14 @@ from typing import IO
 
 from rankdet.config import Config, dump
 from rankdet.errors import counted
-from rankdet.experiments.arms import folders_of, has_outcome, has_run, keep_outcome, run_folder
+from rankdet.experiments.arms import (
+    alone_with,
+    folders_of,
+    has_outcome,
+    has_run,
+    keep_outcome,
+    run_folder,
+)
 from rankdet.experiments.experiment import Request, Row, Stopped
 from rankdet.output import write_whole
 from rankdet.progress import say
@@ -23,7 +30,8 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 # As a training takes them; the last is unknown to Windows.
 _STOPPING = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
 
-Running = dict[subprocess.Popen[bytes], Path]
+# What is closed when a process has ended: its log, and the word that this command trains it.
+Running = dict[subprocess.Popen[bytes], tuple[Path, ExitStack]]
 
 
 def rows_as_trained(rows: Sequence[Row], request: Request) -> Iterator[Row]:
@@ -68,13 +76,16 @@ def _unfinished(rows: Sequence[Row], request: Request) -> dict[Path, Config]:
 def train_together(configs: Mapping[Path, Config], request: Request) -> Generator[Path, None, None]:
     """Train these, by their folders, request.jobs at a time; gives each folder when it is finished.
 
-    One that fails is passed over. A signal is handed on to the processes: they save themselves, and
-    Stopped comes when all have ended. So it does if one of them was stopped, after the others.
+    One that another command trains is left to it; it comes when that has finished it, or is trained
+    here when that has ended. One that fails is passed over. A signal is handed on to the processes:
+    they save themselves, and Stopped comes when all have ended. So it does if one of them was
+    stopped, after the others.
     """
     from rankdet.engine.stopping import StopRequest
 
     waiting, num_left, status, is_told = dict(configs), len(configs), 0, False
     running: Running = {}
+    of_others: set[Path] = set()
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest(is_silent=True))
         stack.callback(_end, running)  # nothing goes on where this one ends by an error
@@ -84,17 +95,17 @@ def train_together(configs: Mapping[Path, Config], request: Request) -> Generato
                 waiting, status, is_told = {}, stop.exit_code, True
                 for process in running:
                     process.terminate()
-            while waiting and len(running) < request.jobs and not stop:
-                path = next(iter(waiting))
-                say(f"Training {path.name}; it speaks in {path}.log")
-                running[_started(path, waiting.pop(path), request, stack)] = path
+            for path in _start(waiting, running, of_others, request):
+                num_left -= 1
+                yield path
             for process in [process for process in running if process.poll() is not None]:
-                path = running.pop(process)
+                path, resources = running.pop(process)
                 if process.returncode == 0:
                     num_left -= 1
                     keep_outcome(path, configs[path], request)
                 elif ended := _signal_status(process.returncode):
                     waiting, status = {}, status or ended
+                resources.close()
                 how = "finished" if process.returncode == 0 else f"ended ({process.returncode})"
                 left = f"{counted(num_left, 'training')} of {len(configs)} left"
                 say(f"{path.name} {how}; {left}.")
@@ -103,6 +114,37 @@ def train_together(configs: Mapping[Path, Config], request: Request) -> Generato
             time.sleep(_SECONDS_BETWEEN_LOOKS)
     if status:
         raise Stopped(status)
+
+
+def _start(
+    waiting: dict[Path, Config], running: Running, of_others: set[Path], request: Request
+) -> list[Path]:
+    """Start what there is room for; gives what was finished by other commands meanwhile.
+
+    Both are taken out of what waits. of_others: what was told to be trained by others.
+    """
+    from rankdet.engine.sealed_folder import TakenError
+
+    finished = []
+    for path in list(waiting):
+        if len(running) >= request.jobs:
+            break
+        resources = ExitStack()
+        try:
+            resources.enter_context(alone_with(path))
+        except TakenError:
+            if path not in of_others:
+                of_others.add(path)
+                say(f"{path.name}: another command trains it.")
+            continue
+        config = waiting.pop(path)
+        if path in of_others and has_outcome(path, config):
+            resources.close()
+            finished.append(path)
+        else:
+            say(f"Training {path.name}; it speaks in {path}.log")
+            running[_started(path, config, request, resources)] = path, resources
+    return finished
 
 
 def _signal_status(code: int) -> int:
@@ -118,17 +160,18 @@ def _signal_status(code: int) -> int:
 def _end(running: Running) -> None:
     for process in running:
         process.terminate()
-    for process in running:
+    for process, (_, resources) in running.items():
         process.wait()
+        resources.close()
 
 
 def _started(
-    path: Path, config: Config, request: Request, stack: ExitStack
+    path: Path, config: Config, request: Request, resources: ExitStack
 ) -> subprocess.Popen[bytes]:
-    """A process of `rankdet train` with these settings."""
+    """A process of `rankdet train` with these settings; its log is closed with `resources`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(Path(f"{path}.yaml"), dump(config).encode())
-    log: IO[bytes] = stack.enter_context(Path(f"{path}.log").open("ab"))  # noqa: SIM115
+    log: IO[bytes] = resources.enter_context(Path(f"{path}.log").open("ab"))  # noqa: SIM115
     # Processes that each take all processors wait for each other most of the time.
     threads = str(max((os.cpu_count() or 1) // request.jobs, 1))
     return subprocess.Popen(
