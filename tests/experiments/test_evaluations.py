@@ -28,6 +28,7 @@ def evaluation(ap: float, **changes: Any) -> dict[str, Any]:
         },
         "checkpoint": {"step": 90, "epoch": 54},
         "inference": {},
+        "notes": [],
         "data": {"path": "VOC2012", "num_images": 2000, "num_objects": 4815},
         "provenance": {"commit": "0123456789ab", "machine": "a machine", "command": "evaluate x"},
     }
@@ -52,6 +53,11 @@ def test_the_classes_stand_beside_each_other() -> None:
 def test_it_says_where_the_numbers_come_from() -> None:
     text = evaluations_part({"one": evaluation(40.0)})
     assert "- `one`: step 90, commit 0123456789ab, a machine: `evaluate x`" in text
+
+
+def test_it_says_what_the_files_say_about_their_numbers() -> None:
+    noted = {**evaluation(40.0), "notes": ["7 of 9 images have 100 detections"]}
+    assert "- `one`: 7 of 9 images have 100 detections" in evaluations_part({"one": noted})
 
 
 def test_files_are_read_by_their_names(tmp_path: Path) -> None:

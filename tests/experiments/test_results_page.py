@@ -111,6 +111,7 @@ def test_sections_have_the_order_of_the_page_and_one_title(record_of: Any) -> No
     titles = [f"## {name}: {experiment(name).summary}" for name in ("rates-ssd", "evidence-ssd")]
     assert lines == [
         "# What AP-loss brings on PASCAL VOC2012, reduced to 320 pixels",
+        "## Goals",
         *titles,
         "### Short schedule: 8 epochs",
         "### Long schedule",
@@ -184,7 +185,8 @@ def test_a_page_of_all_items_lists_none(record_of: Any) -> None:
     text = results_page({name: record_of(name, {}, ["a row"]) for name in reversed(names)})
     assert "Not run\n" not in text
     assert [line.split(":")[0] for line in headings(text) if line.startswith("## ")] == [
-        f"## {name}" for name in names
+        "## Goals",
+        *(f"## {name}" for name in names),
     ]
 
 

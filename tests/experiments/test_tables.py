@@ -116,6 +116,14 @@ def test_a_page_says_where_its_numbers_come_from(tmp_path: Path) -> None:
     )
 
 
+def test_seconds_of_a_training_that_rows_share_count_once(tmp_path: Path) -> None:
+    item = experiment("delta")
+    results = {"1": training(1, 2, 3), "2": training(1, 2, 3)}  # of the same run
+    results["4"] = training(1, 2, 3, run="another-run")
+    lines = lines_of(item, record_of(item, results), tmp_path)
+    assert lines[-1].endswith("20 s for 3 of 3 rows.")
+
+
 def test_columns_of_groups_are_those_of_the_paper(tmp_path: Path) -> None:
     item = experiment("batch-size")
     record = record_of(item, {"Focal-Loss: 2": training(10, 20, 30)}, plan=["Focal-Loss: 2"])
@@ -137,6 +145,14 @@ def test_a_test_set_on_a_server_has_no_number(tmp_path: Path) -> None:
         for line in lines
     )
     assert any("VOC2012 test has no public annotations" in line for line in lines)
+
+
+def test_columns_of_both_years_are_said_to_be_the_same_where_they_are(tmp_path: Path) -> None:
+    item = experiment("ghm-dr")
+    results = {f"{year}: RetinaNet500+GHM-C": training(1, 2, 3) for year in ("VOC2007", "VOC2012")}
+    lines = lines_of(item, record_of(item, results), tmp_path)
+    same = "- VOC2007 and VOC2012, as the paper has them, are the same here: train of --voc, tested"
+    assert f"{same} on its val." in lines
 
 
 def test_a_benchmark_has_other_methods_and_our_classes(tmp_path: Path) -> None:

@@ -277,15 +277,14 @@ def data_notes(variants: Sequence[Variant], record: Record) -> list[str]:
     notes = []
     if left := [variant.key for variant in variants if variant.key not in record["plan"]]:
         notes.append(f"Left out, because there was no --coco: {', '.join(left)}.")
-    if "voc12" in kinds:
+    if "voc12" in kinds and scale == "paper":
         notes.append(
-            "VOC2012 test has no public annotations: "
-            + (
-                "where its images are in the folder, files for the server were written."
-                if scale == "paper"
-                else "here its column is evaluated on the validation split."
-            )
+            "VOC2012 test has no public annotations: where its images are in the folder, files for "
+            "the server were written."
         )
+    elif "voc12" in kinds:
+        data = "train of --voc, tested on its val" if scale == "voc320" else "drawn images"
+        notes.append(f"VOC2007 and VOC2012, as the paper has them, are the same here: {data}.")
     if "coco" in kinds and scale == "paper":
         notes.append(
             "Our numbers on COCO are of val2017; files for test-dev if its images are there."

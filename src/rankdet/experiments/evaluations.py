@@ -51,11 +51,18 @@ def evaluations_part(evaluations: Evaluations) -> str:
             "## evaluations: a trained detector tested again, also at several scales",
             f"Tested on {', '.join(map(str, counts))} images; one training is one seed.",
             _metrics_table(evaluations),
+            *_notes(evaluations),
             "AP50 of each class:",
             _class_table(evaluations),
             "\n".join(origins),
         ]
     )
+
+
+def _notes(evaluations: Evaluations) -> list[str]:
+    """What the files themselves say about their numbers."""
+    lines = [f"- `{name}`: {note}" for name, one in evaluations.items() for note in one["notes"]]
+    return ["\n".join(lines)] if lines else []
 
 
 def _metrics_table(evaluations: Evaluations) -> str:

@@ -337,8 +337,23 @@ def _notes(record: Record, tunings: Mapping[str, rates.Rates]) -> list[str]:
         "±: the standard deviation over the seeds; of a difference, half of its 95 % interval "
         "(Welch's t).",
         "Epochs until AP50 is reached: by the evaluations on the way, the mean over the seeds that "
-        "reach it.",
+        f"reach it. {_spacing(record, tunings)}".rstrip(),
     ]
+
+
+def _spacing(record: Record, tunings: Mapping[str, rates.Rates]) -> str:
+    """How often the trainings of each schedule were evaluated; empty if none has a curve."""
+    firsts = {
+        schedule: [
+            result["curve"][0]["epoch"]
+            for name in LOSSES
+            for result in _results(record, schedule, name)
+            if result["curve"]
+        ]
+        for schedule in tunings
+    }
+    texts = [f"{min(found):g} in the {name} schedule" for name, found in firsts.items() if found]
+    return f"Epochs between these: {', '.join(texts)}." if texts else ""
 
 
 RETINANET = Evidence(

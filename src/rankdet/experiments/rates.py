@@ -31,9 +31,12 @@ from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, 
 RATES = {"retinanet": (0.0025, 0.005, 0.01, 0.02), "ssd": (0.0005, 0.001, 0.002, 0.004)}
 # Further ones, by detector and loss: where the best was at the edge of those above.
 MORE_RATES: dict[tuple[str, str], tuple[float, ...]] = {("retinanet", "focal"): (0.04, 0.08)}
-# Tried in the long schedule besides the two best of the short one, at voc320.
+# Tried in the long schedule besides the two best of the short one, at voc320: again, where the best
+# was at the edge.
 MORE_LONG_RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    ("retinanet", "ohem"): (0.0025,),
     ("retinanet", "focal"): (0.01, 0.08),
+    ("retinanet", "ap"): (0.02,),
 }
 # At the other scales, times the scale's own rate.
 FACTORS = (0.5, 1.0, 2.0, 4.0)
@@ -136,8 +139,7 @@ def is_edge(record: Record, name: str, rate: float) -> bool:
     """Whether a rate of a loss is the lowest or highest that was tried, and not all are alike."""
     tried, results = tried_rates(record, LOSSES[name]), results_of(record)
     shown = {number(_value(results.get(key), _CHOSEN_BY)) for key in tried.values()}
-    # Of two in the long schedule, each would be.
-    return len(tried) > NUM_KEPT and len(shown) > 1 and rate in (min(tried), max(tried))
+    return len(shown) > 1 and rate in (min(tried), max(tried))
 
 
 def tuned_config(detector: str, loss: str, rate: float, schedule: str, request: Request) -> Config:

@@ -21,6 +21,7 @@ from rankdet.experiments import evidence, rates, time_share
 from rankdet.experiments.comparison import LOSSES, METRICS
 from rankdet.experiments.evaluations import Evaluations, evaluations_part
 from rankdet.experiments.experiment import Record, read_record, results_of
+from rankdet.experiments.goals import goals_part
 from rankdet.experiments.items import EXPERIMENTS, experiment
 from rankdet.experiments.tables import NO_NUMBER, markdown_table
 
@@ -98,6 +99,7 @@ def results_page(
     parts.append(_origin(records) if records else _NOTHING)
     if counts := {one["data"]["num_images"] for one in (evaluations or {}).values()}:
         parts.append(f"Images of val in the folder: {', '.join(f'{n:,}' for n in sorted(counts))}.")
+    parts.append(goals_part(records, evaluations or {}))
     for name in names:
         if name in records:
             parts += [_section(records[name], pictures), *_seconds(name, records)]

@@ -117,9 +117,10 @@ def scale_note(scale: str) -> str:
         "voc320": "Scale voc320: VOC's train and val, few epochs, trained and tested on squares of "
         "320 pixels (SSD: 300; AP-loss800: 512). The 32 images of a step are ranked together, "
         "where the table does not say otherwise; the paper ranks 8. Learning rates that no other "
-        "item has tuned are the scale's own: of RetinaNet with the four losses by "
-        "`rates-retinanet`, of all else untuned. The paper's numbers are from larger images that "
-        "keep their aspect, more data and longer trainings.",
+        "item has tuned are the scale's own: of RetinaNet with the four losses the best for 6 or "
+        "for 18 epochs (`rates-retinanet`, `rates-retinanet-long`), of all else untuned. The "
+        "paper's numbers are from larger images that keep their aspect, more data and longer "
+        "trainings.",
         "paper": "Scale paper: the paper's setting, from the recipes.",
     }[scale]
 

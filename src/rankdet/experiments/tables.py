@@ -124,14 +124,18 @@ def origin(record: Record) -> str:
     entries = [row["provenance"] for row in rows if "provenance" in row]
     commits = sorted({str(entry["commit"]) for entry in entries})
     machines = sorted({str(entry["machine"]) for entry in entries})
-    seconds = sum(row.get("seconds", 0.0) for row in rows)
+    # Rows that share a training have its seconds once.
+    seconds = {
+        row.get("result", {}).get("run", number): row.get("seconds", 0.0)
+        for number, row in enumerate(rows)
+    }
     request = record["request"]
     labels = ", ".join(f"`{label}`" for label in record["labels"]) or "none"
     changes = "".join(f" `--set {change}`," for change in request.get("changes", ()))
     return (
         f"In the paper: {labels}. Scale {request['scale']},{changes} seed {request['seed']}, "
         f"commit {', '.join(commits) or 'unknown'}, {'; '.join(machines) or 'no machine'}, "
-        f"{seconds:,.0f} s for {len(rows)} of {len(record['plan'])} rows."
+        f"{sum(seconds.values()):,.0f} s for {len(rows)} of {len(record['plan'])} rows."
     )
 
 

@@ -24,14 +24,7 @@ from rankdet.experiments.experiment import Experiment, Record, Request, Row, res
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.rates import held_out_config, outcome_or_divergence, usual_rate
 from rankdet.experiments.schedules import SHORT
-from rankdet.experiments.tables import (
-    NO_NUMBER,
-    NOT_RUN,
-    markdown_table,
-    missing_text,
-    number,
-    page,
-)
+from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 
 SUMMARY = "one or two settings changed, four losses, RetinaNet, judged on a tenth of train"
 USUAL = "as usual"
@@ -170,12 +163,12 @@ def _tested(trial: Trial, config: Config, changed: Config, request: Request) -> 
 
 
 def markdown(record: Record) -> str:
-    """A row for each trial."""
+    """A row for each trial; those that are newer than the record were not run."""
+    record = {**record, "plan": [trial.key for trial in TRIALS]}
     rows, results = [], results_of(record)
     for trial in TRIALS:
         if trial.key not in results:
-            is_newer = trial.key not in record["plan"]  # than the record
-            text = NOT_RUN if is_newer else missing_text(record, trial.key)
+            text = missing_text(record, trial.key)
             rows.append([trial.loss, trial.change, NO_NUMBER, text, *[NO_NUMBER] * 2])
             continue
         config = record["rows"][trial.key]["settings"]["config"]
@@ -191,9 +184,9 @@ def markdown(record: Record) -> str:
     heading = ["training loss", "change", "learning rate", *METRICS]
     notes = [
         "Trained without a tenth of train and judged on it, in the short schedule, each once. How "
-        "much of a difference is chance, rows that differ in the seed alone say; and a training as "
-        "usual whose numbers here are not those of `rates-retinanet` was run twice, with the same "
-        "settings and the same seed.",
+        "much of a difference is chance, rows that differ in the seed alone say, where they were "
+        "run; and a training as usual whose numbers here are not those of `rates-retinanet` was "
+        "run twice, with the same settings and the same seed.",
         "Flips alone: in place of SSD's augmentation. Rate along a cosine: the learning rate falls "
         "from its value after the warm-up to 0, in place of two steps to a tenth. Pyramid as "
         "torchvision's: its first weights keep the size of the maps, in place of N(0, 0.01). Nine "
