@@ -74,6 +74,7 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     evidence.RETINANET_LONGEST_EXPERIMENT,
     evidence.SSD_EXPERIMENT,
     trials.EXPERIMENT,
+    trials.LONG_EXPERIMENT,
     gradient_size.EXPERIMENT,
     predictions.EXPERIMENT,
     ranked_together.EXPERIMENT,

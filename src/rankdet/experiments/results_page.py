@@ -29,7 +29,7 @@ SCALE = "voc320"
 # What the page shows first, in this order; the other items come after these.
 ITEMS = (
     *("rates-retinanet", "rates-retinanet-long", "evidence-retinanet", "longest-retinanet"),
-    *("predictions", "trials", "gradient-size"),
+    *("predictions", "trials", "trials-long", "gradient-size"),
     *("rates-ssd", "rates-ssd-long", "evidence-ssd", "rois"),
     *("ranked-together", "batch-size", "delta", "sigmoid", "interpolation", "sampling", "ghm-dr"),
     *(

@@ -1,8 +1,9 @@
 """One setting changed, or two: what holds a loss back, and what would help it.
 
-Each trial is a training of RetinaNet in the short schedule at the scale's own learning rate of its
-loss, with one change or two, judged on images held out of the training split: the validation split
-chooses nothing. A change of the evaluation alone is tried on the training as it is.
+Each trial is a training of RetinaNet with one change or two, judged on images held out of the
+training split: the validation split chooses nothing. In the short schedule there are many, at the
+scale's own learning rate of the loss; in the long one those that matter most, at the rate that was
+chosen for it. A change of the evaluation alone is tried on the training as it is.
 
 The initial bias of the scores is none of the trials: AP-loss and AUC-loss see differences of scores
 alone, so that it is to them what the score threshold is, but for the weight decay on it.
@@ -10,7 +11,7 @@ alone, so that it is to them what the score threshold is, but for the weight dec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,23 +23,37 @@ from rankdet.experiments.arms import evaluated, outcome, trained
 from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
 from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
-from rankdet.experiments.rates import held_out_config, outcome_or_divergence, usual_rate
-from rankdet.experiments.schedules import SHORT
+from rankdet.experiments.rates import (
+    RETINANET,
+    RETINANET_LONG,
+    Rates,
+    best_rates,
+    held_out_config,
+    outcome_or_divergence,
+    usual_rate,
+)
+from rankdet.experiments.schedules import LONG
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 
-SUMMARY = "one or two settings changed, four losses, RetinaNet, judged on a tenth of train"
 USUAL = "as usual"
-_DETECTOR = "retinanet"
 _JUDGED_BY = "AP"
 _FLIPS = {"data": {"augmentation": "flip"}}
 _PYRAMID = {"detector": {"pyramid_start": "torchvision"}}
+_CHANGES = (
+    "Flips alone: in place of SSD's augmentation. Rate along a cosine: the learning rate falls "
+    "from its value after the warm-up to 0, in place of two steps to a tenth. Pyramid as "
+    "torchvision's: its first weights keep the size of the maps, in place of N(0, 0.01). Nine "
+    "anchors: three sizes of three shapes, as torchvision's, in place of two. A higher rate with "
+    "a smaller box loss: the class part weighs so much more, and so does the weight decay; the "
+    "limit of the gradient is as much looser."
+)
 
 
 @dataclass(frozen=True)
 class Trial:
     """loss: its name in the tables. change: what is different, in words.
 
-    settings: the same as settings; rate_factor: of the scale's own learning rate.
+    settings: the same as settings; rate_factor: of the learning rate as usual.
     """
 
     loss: str
@@ -92,7 +107,7 @@ def _threshold(loss: str, threshold: float) -> Trial:
 
 
 _OHEM, _FOCAL, _AUC, _AP = LOSSES
-TRIALS = (
+_SHORT = (
     Trial(_AP),
     Trial(_AP, "seed 1", {"seed": 1}),
     Trial(_AP, "seed 2", {"seed": 2}),
@@ -132,27 +147,94 @@ TRIALS = (
 )
 
 
-def plan(request: Request) -> list[Row]:
-    """A row for each trial."""
-    return [_row(trial, request) for trial in TRIALS]
+_LONG = (
+    Trial(_AP),
+    Trial(_AP, "seed 1", {"seed": 1}),
+    _flips(_AP),
+    _cosine(_AP),
+    _pyramid(_AP),
+    _flips_and_pyramid(_AP),
+    _class_weight(_AP, 2.0),
+    Trial(_OHEM),
+    _flips(_OHEM),
+    _cosine(_OHEM),
+    _pyramid(_OHEM),
+    _flips_and_pyramid(_OHEM),
+    Trial(_FOCAL),
+    _flips(_FOCAL),
+    _cosine(_FOCAL),
+    _pyramid(_FOCAL),
+    _flips_and_pyramid(_FOCAL),
+)
 
 
-def _row(trial: Trial, request: Request) -> Row:
-    loss = LOSSES[trial.loss]
-    rate = trial.rate_factor * usual_rate(_DETECTOR, loss, request)
-    usual = held_out_config(_DETECTOR, loss, rate, SHORT, request)
-    changed = merge(usual, trial.settings)
-    config = usual if trial.is_of_evaluation else changed
-    run: Callable[[], Mapping[str, Any]] = partial(outcome_or_divergence, config, request)
-    if trial.is_of_evaluation:
-        run = partial(_tested, trial, config, changed, request)
-    return Row(
-        key=trial.key,
-        settings={"config": to_dict(changed)},
-        run=run,
-        trainings=(config,),
-        is_outcome=not trial.is_of_evaluation,
-    )
+@dataclass(frozen=True)
+class Trials:
+    """Trials in the schedule of `rates`, by which the learning rates as usual are known."""
+
+    name: str
+    title: str
+    rates: Rates
+    trials: Sequence[Trial]
+
+    def plan(self, request: Request) -> list[Row]:
+        """A row for each trial."""
+        chosen = self._usual_rates(request)
+        return [self._row(trial, chosen[LOSSES[trial.loss]], request) for trial in self.trials]
+
+    def _usual_rates(self, request: Request) -> Mapping[str, float]:
+        if self.rates.schedule == LONG:
+            return best_rates(self.rates, request)[0]
+        return {loss: usual_rate(self.rates.detector, loss, request) for loss in LOSSES.values()}
+
+    def _row(self, trial: Trial, rate: float, request: Request) -> Row:
+        detector, schedule = self.rates.detector, self.rates.schedule
+        loss, rate = LOSSES[trial.loss], trial.rate_factor * rate
+        usual = held_out_config(detector, loss, rate, schedule, request)
+        changed = merge(usual, trial.settings)
+        config = usual if trial.is_of_evaluation else changed
+        run: Callable[[], Mapping[str, Any]] = partial(outcome_or_divergence, config, request)
+        if trial.is_of_evaluation:
+            run = partial(_tested, trial, config, changed, request)
+        return Row(
+            key=trial.key,
+            settings={"config": to_dict(changed)},
+            run=run,
+            trainings=(config,),
+            is_outcome=not trial.is_of_evaluation,
+        )
+
+    def markdown(self, record: Record) -> str:
+        """A row for each trial; those that are newer than the record were not run."""
+        record = {**record, "plan": [trial.key for trial in self.trials]}
+        rows = [_texts(trial, record) for trial in self.trials]
+        heading = ["training loss", "change", "learning rate", *METRICS]
+        notes = [
+            f"Trained without a tenth of train and judged on it, in the {self.rates.schedule} "
+            "schedule, each once. How much of a difference is chance, rows that differ in the seed "
+            "alone say, where they were run; and a training as usual whose numbers here are not "
+            f"those of `{self.rates.name}` was run twice, with the same settings and the same "
+            "seed.",
+            _CHANGES,
+        ]
+        return page(record, self.title, [markdown_table(heading, rows)], notes)
+
+    def figure(self, record: Record, path: Path) -> None:
+        """AP of each trial that was run as a bar, in the colour of its loss."""
+        results = results_of(record)
+        shown = [trial for trial in self.trials if trial.key in results]
+        drawn = new_figure(7, 0.26 * max(len(shown), 1) + 1)
+        axes = drawn.subplots()
+        axes.barh(
+            range(len(shown)),
+            [(results[trial.key]["metrics"] or {}).get(_JUDGED_BY) or 0.0 for trial in shown],
+            color=[COLOURS[LOSSES[trial.loss]] for trial in shown],
+        )
+        axes.set_yticks(range(len(shown)), [trial.key for trial in shown], fontsize=8)
+        axes.invert_yaxis()
+        title = f"what one change does, or two: {self.rates.schedule} schedule"
+        label_axes(axes, title, f"{_JUDGED_BY} in percent", "")
+        save_figure(drawn, path)
 
 
 def _tested(trial: Trial, config: Config, changed: Config, request: Request) -> dict[str, Any]:
@@ -162,39 +244,22 @@ def _tested(trial: Trial, config: Config, changed: Config, request: Request) -> 
     return {**outcome(config, request), "metrics": results["metrics"]}
 
 
-def markdown(record: Record) -> str:
-    """A row for each trial; those that are newer than the record were not run."""
-    record = {**record, "plan": [trial.key for trial in TRIALS]}
-    rows, results = [], results_of(record)
-    for trial in TRIALS:
-        if trial.key not in results:
-            text = missing_text(record, trial.key)
-            rows.append([trial.loss, trial.change, NO_NUMBER, text, *[NO_NUMBER] * 2])
-            continue
-        config = record["rows"][trial.key]["settings"]["config"]
-        usual = record["rows"].get(Trial(trial.loss).key, {}).get("settings", {}).get("config")
-        is_same = trial.change != USUAL and usual is not None and _seen(config) == _seen(usual)
-        same = " (the usual here)" if is_same else ""
-        metrics = results[trial.key]["metrics"]
-        cells = ["diverged", *[NO_NUMBER] * 2]
-        if metrics is not None:
-            cells = [number(metrics[metric]) for metric in METRICS]
-        rate = f"{config['training']['learning_rate']:g}"
-        rows.append([trial.loss, trial.change + same, rate, *cells])
-    heading = ["training loss", "change", "learning rate", *METRICS]
-    notes = [
-        "Trained without a tenth of train and judged on it, in the short schedule, each once. How "
-        "much of a difference is chance, rows that differ in the seed alone say, where they were "
-        "run; and a training as usual whose numbers here are not those of `rates-retinanet` was "
-        "run twice, with the same settings and the same seed.",
-        "Flips alone: in place of SSD's augmentation. Rate along a cosine: the learning rate falls "
-        "from its value after the warm-up to 0, in place of two steps to a tenth. Pyramid as "
-        "torchvision's: its first weights keep the size of the maps, in place of N(0, 0.01). Nine "
-        "anchors: three sizes of three shapes, as torchvision's, in place of two. A higher rate "
-        "with a smaller box loss: the class part weighs so much more, and so does the weight "
-        "decay; the limit of the gradient is as much looser.",
-    ]
-    return page(record, SUMMARY, [markdown_table(heading, rows)], notes)
+def _texts(trial: Trial, record: Record) -> list[str]:
+    """The cells of a trial: its numbers, or why there are none."""
+    results = results_of(record)
+    if trial.key not in results:
+        text = missing_text(record, trial.key)
+        return [trial.loss, trial.change, NO_NUMBER, text, *[NO_NUMBER] * 2]
+    config = record["rows"][trial.key]["settings"]["config"]
+    usual = record["rows"].get(Trial(trial.loss).key, {}).get("settings", {}).get("config")
+    is_same = trial.change != USUAL and usual is not None and _seen(config) == _seen(usual)
+    same = " (the usual here)" if is_same else ""
+    metrics = results[trial.key]["metrics"]
+    cells = ["diverged", *[NO_NUMBER] * 2]
+    if metrics is not None:
+        cells = [number(metrics[metric]) for metric in METRICS]
+    rate = f"{config['training']['learning_rate']:g}"
+    return [trial.loss, trial.change + same, rate, *cells]
 
 
 def _seen(stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,21 +271,14 @@ def _seen(stored: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def figure(record: Record, path: Path) -> None:
-    """AP of each trial that was run as a bar, in the colour of its loss."""
-    results = results_of(record)
-    shown = [trial for trial in TRIALS if trial.key in results]
-    drawn = new_figure(7, 0.26 * max(len(shown), 1) + 1)
-    axes = drawn.subplots()
-    axes.barh(
-        range(len(shown)),
-        [(results[trial.key]["metrics"] or {}).get(_JUDGED_BY) or 0.0 for trial in shown],
-        color=[COLOURS[LOSSES[trial.loss]] for trial in shown],
-    )
-    axes.set_yticks(range(len(shown)), [trial.key for trial in shown], fontsize=8)
-    axes.invert_yaxis()
-    label_axes(axes, "what one change does, or two", f"{_JUDGED_BY} in percent", "")
-    save_figure(drawn, path)
+_TITLE = "one or two settings changed, four losses, RetinaNet, judged on a tenth of train"
+_LONG_TITLE = "one or two settings changed, RetinaNet, long schedule, judged on a tenth of train"
+SHORT_TRIALS = Trials("trials", _TITLE, RETINANET, _SHORT)
+LONG_TRIALS = Trials("trials-long", _LONG_TITLE, RETINANET_LONG, _LONG)
 
 
-EXPERIMENT = Experiment("trials", SUMMARY, (), plan, markdown, figure)
+def _experiment(trials: Trials) -> Experiment:
+    return Experiment(trials.name, trials.title, (), trials.plan, trials.markdown, trials.figure)
+
+
+EXPERIMENT, LONG_EXPERIMENT = map(_experiment, (SHORT_TRIALS, LONG_TRIALS))
