@@ -25,7 +25,8 @@ from rankdet.experiments.evidence import (
     reached,
     values_of,
 )
-from rankdet.experiments.experiment import Request, read_record, reproduce
+from rankdet.experiments.experiment import Request, reproduce
+from rankdet.experiments.record import read_record
 from rankdet.experiments.schedules import schedules
 from rankdet.experiments.seed_statistics import welch_interval
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from rankdet.experiments import robustness, sheets
 from rankdet.experiments.comparison import LOSSES, Comparison, Variant
-from rankdet.experiments.experiment import Record
 from rankdet.experiments.figures import begin_at_zero, count_in_wholes, new_figure
+from rankdet.experiments.record import Record
 
 
 def record_of(results: dict[str, dict[str, Any]]) -> Record:

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from rankdet.experiments import convergence, imbalance
-from rankdet.experiments.experiment import Request, reproduce, results_of
+from rankdet.experiments.experiment import Request, reproduce
 from rankdet.experiments.imbalance import final_of, key_of
 from rankdet.experiments.optimisations import MEASURE, OPTIMISATIONS, smoothed, summary_of
+from rankdet.experiments.record import results_of
 
 # Eight images by heart in 30 steps: about 400 negatives to a positive.
 BY_HEART = (

@@ -14,10 +14,11 @@ import torch
 from rankdet.errors import ConfigError
 from rankdet.experiments import coco_to_voc, robustness
 from rankdet.experiments.arms import run_folder
-from rankdet.experiments.experiment import Experiment, Record, Request, read_record, reproduce
+from rankdet.experiments.experiment import Experiment, Request, reproduce
 from rankdet.experiments.figures import new_figure, save_figure
 from rankdet.experiments.items import EXPERIMENTS, experiment
 from rankdet.experiments.paper import paper
+from rankdet.experiments.record import Record, read_record
 from rankdet.experiments.scales import Training, base_config
 
 # With more rows than this, the first, the middle and the last where smoke has run all of them.

@@ -21,9 +21,10 @@ import pytest
 from rankdet.config import Config, to_dict
 from rankdet.experiments import arms, jobs
 from rankdet.experiments.arms import alone_with, outcome, run_folder
-from rankdet.experiments.experiment import Experiment, Request, Row, Stopped, read_record, reproduce
+from rankdet.experiments.experiment import Experiment, Request, Row, Stopped, reproduce
 from rankdet.experiments.figures import new_figure, save_figure
 from rankdet.experiments.jobs import rows_as_trained, train_together
+from rankdet.experiments.record import read_record
 from rankdet.experiments.scales import Training, base_config
 
 LONG = "import time; time.sleep(100)"

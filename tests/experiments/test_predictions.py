@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from rankdet.experiments import evidence, predictions
-from rankdet.experiments.experiment import Request, read_record, reproduce
+from rankdet.experiments.experiment import Request, reproduce
 from rankdet.experiments.figures import BLUE, GREY, VERMILION
 from rankdet.experiments.predictions import EXPERIMENT
+from rankdet.experiments.record import read_record
 
 IMAGE = {
     "image": "2008_000001",

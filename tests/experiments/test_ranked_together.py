@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rankdet.experiments import ranked_together
-from rankdet.experiments.experiment import SCALES, Request
+from rankdet.experiments.experiment import Request
+from rankdet.experiments.record import SCALES
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -14,7 +14,7 @@ from rankdet.config import Config
 from rankdet.errors import ConfigError, TrainingError
 from rankdet.experiments import rates, scales
 from rankdet.experiments.comparison import LOSSES
-from rankdet.experiments.experiment import Request, read_record, reproduce
+from rankdet.experiments.experiment import Request, reproduce
 from rankdet.experiments.rates import (
     RETINANET,
     RETINANET_EXPERIMENT,
@@ -23,6 +23,7 @@ from rankdet.experiments.rates import (
     SSD_LONG,
     Rates,
 )
+from rankdet.experiments.record import read_record
 
 AP_OF_RATES = {0.0025: 10.0, 0.005: 30.0, 0.01: 20.0, 0.02: 5.0}
 

@@ -16,8 +16,9 @@ from rankdet.experiments import scales
 from rankdet.experiments.arms import run_folder
 from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.evaluations import read_evaluations
-from rankdet.experiments.experiment import Request, read_record, reproduce
+from rankdet.experiments.experiment import Request, reproduce
 from rankdet.experiments.items import EXPERIMENTS, experiment
+from rankdet.experiments.record import read_record
 from rankdet.experiments.results_page import (
     ITEMS,
     PAGE_MARK,

@@ -9,7 +9,8 @@ import pytest
 
 from rankdet.config import Config
 from rankdet.errors import ConfigError
-from rankdet.experiments.experiment import SCALES, Request
+from rankdet.experiments.experiment import Request
+from rankdet.experiments.record import SCALES
 from rankdet.experiments.scales import (
     Training,
     base_config,

@@ -23,8 +23,9 @@ from rankdet.experiments import (
     time_losses,
 )
 from rankdet.experiments.comparison import LOSSES
-from rankdet.experiments.experiment import Experiment, Request, reproduce, results_of
+from rankdet.experiments.experiment import Experiment, Request, reproduce
 from rankdet.experiments.loss_times import Snapshot, first_images, seconds_of
+from rankdet.experiments.record import results_of
 from rankdet.losses import ap_loss
 
 STUDIES = (

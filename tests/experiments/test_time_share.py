@@ -10,7 +10,8 @@ import pytest
 
 from rankdet.experiments import loss_times
 from rankdet.experiments.comparison import LOSSES
-from rankdet.experiments.experiment import Request, read_record, reproduce
+from rankdet.experiments.experiment import Request, reproduce
+from rankdet.experiments.record import read_record
 from rankdet.experiments.time_share import EXPERIMENT, markdown
 
 

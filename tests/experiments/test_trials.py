@@ -11,7 +11,8 @@ import pytest
 
 from rankdet.experiments import rates, trials
 from rankdet.experiments.comparison import LOSSES
-from rankdet.experiments.experiment import SCALES, Request, read_record, reproduce
+from rankdet.experiments.experiment import Request, reproduce
+from rankdet.experiments.record import SCALES, read_record
 from rankdet.experiments.trials import (
     EXPERIMENT,
     LONG_EXPERIMENT,

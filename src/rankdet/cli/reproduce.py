@@ -167,12 +167,8 @@ def remake_tables(
     force: Force = False,
 ) -> None:
     """Make the Markdown table and the figure of a record again, from its JSON file alone."""
-    from rankdet.experiments.experiment import (
-        read_record,
-        refuse_foreign_views,
-        shown_from,
-        write_views,
-    )
+    from rankdet.experiments.experiment import refuse_foreign_views, write_views
+    from rankdet.experiments.record import read_record, shown_from
 
     for file in files:
         record = read_record(file)
@@ -221,8 +217,9 @@ def make_page(
     Items without a record are listed at its end.
     """
     from rankdet.experiments.evaluations import read_evaluations
-    from rankdet.experiments.experiment import figure_bytes, shown_from
+    from rankdet.experiments.experiment import figure_bytes
     from rankdet.experiments.figures import FIGURE_MARK, with_few_colours
+    from rankdet.experiments.record import shown_from
     from rankdet.experiments.results_page import (
         PAGE_MARK,
         read_records,

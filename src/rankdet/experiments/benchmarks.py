@@ -19,9 +19,10 @@ from rankdet.experiments.comparison import (
     server_files,
     variant_config,
 )
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import BLUE, GREY, label_axes, new_figure, save_figure
 from rankdet.experiments.paper import paper, paper_table
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import Training, multi_scale
 from rankdet.experiments.tables import (
     NO_NUMBER,

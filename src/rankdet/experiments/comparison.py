@@ -10,7 +10,7 @@ from typing import Any
 
 from rankdet.config import Config, merge, to_dict
 from rankdet.experiments.arms import outcome, submitted, trained
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import (
     BLUE,
     GREEN,
@@ -22,6 +22,7 @@ from rankdet.experiments.figures import (
     save_figure,
 )
 from rankdet.experiments.paper import paper_row, paper_value
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import Training, base_config, with_changes
 from rankdet.experiments.tables import Cell, caption, comparison_table, missing_text, page
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rankdet.config import Config, to_dict
 from rankdet.experiments.arms import trained
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import count_in_wholes, label_axes, new_figure, save_figure
 from rankdet.experiments.optimisations import (
     MEASURE,
@@ -22,6 +22,7 @@ from rankdet.experiments.optimisations import (
     summary_of,
 )
 from rankdet.experiments.paper import paper
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import with_changes
 from rankdet.experiments.tables import markdown_table, missing_text, number, page
 

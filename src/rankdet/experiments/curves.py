@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankdet.experiments.comparison import COLOURS, LOSSES, Comparison, Variant
-from rankdet.experiments.experiment import Experiment, Record, results_of
+from rankdet.experiments.experiment import Experiment
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import RETINANET_VOC, SSD_VOC
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 
 _METRICS = ("AP50", "AP")

@@ -19,9 +19,10 @@ from rankdet.errors import counted
 from rankdet.experiments import rates
 from rankdet.experiments.arms import outcome
 from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import begin_at_zero, label_axes, new_figure, save_figure
 from rankdet.experiments.paper import paper_value
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import with_changes
 from rankdet.experiments.schedules import LONG, LONGEST, SHORT
 from rankdet.experiments.seed_statistics import Spread, spread, welch_interval

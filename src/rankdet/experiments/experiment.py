@@ -19,26 +19,23 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rankdet.config import Config
 from rankdet.config.text import completed
-from rankdet.errors import ConfigError, RankdetError, TrainingError, counted, shorten
+from rankdet.errors import ConfigError, RankdetError, TrainingError, counted, listed, shorten
 from rankdet.experiments.figures import FIGURE_MARK
+from rankdet.experiments.record import KEY, VERSION, Record, read_record
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.progress import say
 
-SCALES = ("smoke", "tiny", "voc320", "paper")
-Record = Mapping[str, Any]  # what ITEM.json holds
-
-_KEY = "rankdet_reproduction"
-_MARK = f'"{_KEY}"'  # at the start of each of our JSON files
+_MARK = f'"{KEY}"'  # at the start of each of our JSON files
+_MOST_NAMES = 8  # rows that a message names
 _MARKDOWN_MARK = "<!-- rankdet reproduce"  # at the start of each of our Markdown files
-_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -143,9 +140,8 @@ def reproduce(
     rows = experiment.plan(request)
     assert len({row.key for row in rows}) == len(rows), "each row has its own name"
     chosen = _chosen_keys(experiment, rows, request.rows)
-    request.out.mkdir(parents=True, exist_ok=True)
     with _alone_with(request.out, experiment.name):
-        record = _begun_record(experiment, request, rows, is_forced)
+        record = _begun_record(experiment, request, rows, chosen, is_forced)
         waiting = [row for row in rows if "result" not in record["rows"].get(row.key, {})]
         if len(waiting) < len(rows):
             done = counted(len(rows) - len(waiting), "row")
@@ -192,80 +188,23 @@ def refuse_foreign_views(experiment: Experiment, out: Path, *, is_forced: bool =
     refuse_foreign(file.with_suffix(".png"), FIGURE_MARK, is_forced)
 
 
-def read_record(file: Path) -> dict[str, Any]:
-    """What a record's JSON file holds; RankdetError if it is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RankdetError(
-            f"{file}: this is no record: it is not JSON: {error}. Put back a copy of it, or remove "
-            "it and run the experiment again."
-        ) from error
-    if not isinstance(content, dict) or content.get(_KEY) != _VERSION:
-        found = content.get(_KEY) if isinstance(content, dict) else None
-        raise RankdetError(
-            f"{file}: {_KEY} = {found!r}: expected {_VERSION}. Give a file that "
-            "`rankdet reproduce ITEM` wrote with this version."
-        )
-    for name, kind in (("item", str), ("request", dict), ("plan", list), ("rows", dict)):
-        if not isinstance(content.get(name), kind):
-            raise _changed(file, name)
-    if content["request"].get("scale") not in SCALES:
-        raise _changed(file, "request.scale")
-    for key, row in content["rows"].items():
-        is_row = isinstance(row, dict) and (
-            isinstance(row.get("error"), str)
-            or (isinstance(row.get("result"), dict) and row["result"])
-        )
-        if not is_row:
-            raise _changed(file, f"the row {key}")
-    return content
-
-
-@contextmanager
-def shown_from(file: Path) -> Iterator[None]:
-    """RankdetError, where what is shown of a record fails: a number in it is no number, say."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _changed(file, f"a row ({type(error).__name__}: {error})") from error
-
-
-def _changed(file: Path, what: str) -> RankdetError:
-    return RankdetError(
-        f"{file}: {what} is not as it was written: the file was changed, or another version of "
-        "rankdet wrote it. Put back a copy of it, or remove it and run the experiment again."
-    )
-
-
-def results_of(record: Record) -> dict[str, Any]:
-    """The results of the finished rows, by key."""
-    rows = record["rows"]
-    return {key: rows[key]["result"] for key in record["plan"] if "result" in rows.get(key, {})}
-
-
-def state_of(record: Record) -> str:
-    """A sentence about what is missing of a record; "" if nothing is."""
-    rows = record["rows"]
-    failed = [key for key in record["plan"] if "error" in rows.get(key, {})]
-    missing = [key for key in record["plan"] if key not in rows]
-    sentences = []
-    if missing:
-        sentences.append(f"Not run yet: {', '.join(missing)}.")
-    if failed:
-        sentences.append(f"Failed: {', '.join(failed)}.")
-    return " ".join(sentences)
-
-
 def _begun_record(
-    experiment: Experiment, request: Request, rows: Sequence[Row], is_forced: bool
+    experiment: Experiment,
+    request: Request,
+    rows: Sequence[Row],
+    chosen: Collection[str],
+    is_forced: bool,
 ) -> dict[str, Any]:
-    """The record to go on with; RankdetError if what is there is not the same experiment."""
+    """The record to go on with; RankdetError if what is there is not the same experiment.
+
+    chosen: the rows that are to be run. Others are not left out by force: nobody would make them
+    again.
+    """
     file = _file(experiment, request.out)
     refuse_foreign(file, _MARK, is_forced)
     refuse_foreign_views(experiment, request.out, is_forced=is_forced)
     record: dict[str, Any] = {
-        _KEY: _VERSION,
+        KEY: VERSION,
         "item": experiment.name,
         "labels": list(experiment.labels),
         "request": request.settings(),
@@ -292,9 +231,17 @@ def _begun_record(
         for key in stored["rows"]:
             if key not in same:
                 raise _other_settings(file, key, before[key], settings.get(key))
-    elif len(same) < len(stored["rows"]):
-        lost = counted(len(stored["rows"]) - len(same), "row")
-        say(f"{experiment.name}: {lost} of the record of other settings are left out (--force).")
+    elif lost := [key for key in stored["rows"] if key not in same]:
+        if waiting := [key for key in lost if key in settings and key not in chosen]:
+            raise RankdetError(
+                f"{file}: rows there have other settings than now, and --force would drop them, "
+                f"though --rows leaves them to another time: {listed(waiting, _MOST_NAMES)}. "
+                "Leave out --rows, or give another folder with --out."
+            )
+        say(
+            f"{experiment.name}: {counted(len(lost), 'row')} of the record of other settings are "
+            "left out (--force)."
+        )
     record["rows"] = {key: same[key] for key in record["plan"] if key in same}
     return record
 
@@ -332,13 +279,14 @@ def _refuse_other_request(file: Path, stored: Record, wanted: Record) -> None:
 
 def _other_settings(file: Path, key: str, stored: Any, wanted: Any) -> RankdetError:
     if wanted is None:
-        what = "is no row of the experiment now. It was made by another version of "
+        what = "is no row of the experiment now"
     else:
         differences = "; ".join(_differences(stored, wanted)[:3])
-        what = f"has other settings than now: {differences}. It was made by another version of "
+        what = f"has other settings than now: {differences}"
     return RankdetError(
-        f"{file}: the row {key} {what}rankdet, or the file was changed. Give another folder with "
-        "--out, or --force to replace the row."
+        f"{file}: the row {key} {what}. Another version of rankdet made it, a record by which "
+        "learning rates are chosen was made or changed since, or this one was. Give another folder "
+        "with --out, or --force to replace all rows of other settings."
     )
 
 
@@ -416,11 +364,20 @@ def _in_order(
             delete_runs(row, request, kept | needed)
 
 
-def _alone_with(out: Path, name: str) -> Any:
+@contextmanager
+def _alone_with(out: Path, name: str) -> Iterator[None]:
     """Nobody else may work on this experiment in this folder meanwhile."""
-    from rankdet.engine.sealed_folder import alone_in
+    from rankdet.engine.sealed_folder import TakenError, alone_in
 
-    return alone_in(out / "runs" / f".{name}")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(alone_in(out / "runs" / f".{name}"))
+        except TakenError as error:
+            raise RankdetError(
+                f"{out}: another command makes the record of {name} there at this moment. Wait "
+                "until it has ended, or give another folder with --out."
+            ) from error
+        yield
 
 
 def _as_json(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rankdet.experiments import evidence, rois, time_share
 from rankdet.experiments.evaluations import Evaluations
-from rankdet.experiments.experiment import Record, results_of
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.seed_statistics import welch_interval
 from rankdet.experiments.tables import NOT_RUN, markdown_table, number
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from rankdet.config import Config
 from rankdet.errors import ConfigError
 from rankdet.experiments.comparison import COLOURS, LOSSES
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import count_in_wholes, label_axes, new_figure, save_figure
 from rankdet.experiments.losses import measured_rows
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 from rankdet.experiments.time_curve import shown_points
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from rankdet.config import Config, to_dict
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.optimisations import MEASURE, OPTIMISATIONS, study_config
 from rankdet.experiments.paper import paper
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import with_changes
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, page
 

@@ -14,8 +14,9 @@ from typing import Any
 
 from rankdet.config import Config, merge, to_dict
 from rankdet.experiments.comparison import COLOURS, LOSSES
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import GREY, begin_at_zero, label_axes, new_figure, save_figure
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import Training, base_config, with_changes
 from rankdet.experiments.tables import markdown_table, missing_text, page
 

@@ -15,8 +15,9 @@ from rankdet.config import Config, to_dict
 from rankdet.errors import listed
 from rankdet.experiments import evidence
 from rankdet.experiments.arms import last_results, trained
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import BLUE, GREY, VERMILION, new_figure, save_figure
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.schedules import LONGEST
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 

@@ -20,9 +20,10 @@ from rankdet.config.effects import training_name, validation_name
 from rankdet.errors import ConfigError, TrainingError, counted
 from rankdet.experiments.arms import outcome
 from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, read_record, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import loss_changes
+from rankdet.experiments.record import Record, read_record, results_of
 from rankdet.experiments.scales import Training, base_config, with_changes
 from rankdet.experiments.schedules import LONG, SHORT, schedules, with_schedule
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page

@@ -20,9 +20,9 @@ from rankdet.errors import ConfigError
 from rankdet.experiments import evidence, rates, time_share
 from rankdet.experiments.comparison import LOSSES, METRICS
 from rankdet.experiments.evaluations import Evaluations, evaluations_part
-from rankdet.experiments.experiment import Record, read_record, results_of
 from rankdet.experiments.goals import goals_part
 from rankdet.experiments.items import EXPERIMENTS, experiment
+from rankdet.experiments.record import Record, read_record, results_of
 from rankdet.experiments.tables import NO_NUMBER, markdown_table
 
 SCALE = "voc320"

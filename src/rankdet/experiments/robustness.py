@@ -14,10 +14,11 @@ from rankdet.errors import counted
 from rankdet.experiments import evidence
 from rankdet.experiments.arms import run_folder, trained
 from rankdet.experiments.comparison import COLOURS, LOSSES, variant_config
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import RETINANET_VOC
 from rankdet.experiments.paper import paper_table
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.schedules import LONG
 from rankdet.experiments.tables import (
     Cell,

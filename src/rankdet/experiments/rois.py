@@ -13,7 +13,8 @@ from functools import partial
 from rankdet.config import to_dict
 from rankdet.experiments.arms import outcome
 from rankdet.experiments.comparison import Comparison, Variant, variant_config
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import Training
 from rankdet.experiments.tables import markdown_table, number
 

@@ -15,9 +15,10 @@ from typing import Any
 from rankdet.config import Config, to_dict
 from rankdet.experiments.arms import last_results, trained
 from rankdet.experiments.comparison import LOSSES, variant_config
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import RETINANET_VOC
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.tables import markdown_table, missing_text, number, page
 
 POSITIVE_IOU = 0.5

@@ -12,8 +12,9 @@ from typing import Any
 from rankdet.config import Config, to_dict
 from rankdet.experiments.arms import last_results, trained
 from rankdet.experiments.comparison import Variant, chosen, variant_config
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import new_figure, save_figure
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import Training
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, page
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rankdet.experiments.experiment import Record, state_of
 from rankdet.experiments.paper import paper_table
+from rankdet.experiments.record import Record, state_of
 from rankdet.experiments.scales import scale_note
 
 NOT_AVAILABLE = "n/a"

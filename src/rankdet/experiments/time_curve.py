@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankdet.config import Config, to_dict
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import (
     BLUE,
     GREY,
@@ -24,6 +24,7 @@ from rankdet.experiments.figures import (
     save_figure,
 )
 from rankdet.experiments.paper import paper
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import Training, base_config, with_changes
 from rankdet.experiments.tables import markdown_table, missing_text, page
 

@@ -15,10 +15,11 @@ from rankdet.config import Config, to_dict
 from rankdet.errors import ConfigError
 from rankdet.experiments.arms import trained
 from rankdet.experiments.comparison import COLOURS, LOSSES, variant_config
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import GREY, label_axes, new_figure, save_figure
 from rankdet.experiments.losses import RETINANET_VOC
 from rankdet.experiments.memory import BATCH_SIZES
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.tables import markdown_table, missing_text, page
 
 LOOP = "AP-Loss, the paper's loop"

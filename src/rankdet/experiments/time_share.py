@@ -11,10 +11,11 @@ from typing import Any
 
 from rankdet.config import Config
 from rankdet.experiments.comparison import COLOURS, LOSSES
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import GREY, begin_at_zero, label_axes, new_figure, save_figure
 from rankdet.experiments.losses import measured_rows
 from rankdet.experiments.paper import paper
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, page
 
 SUMMARY = "time of a training step with each of four losses, and the loss's share of it"

@@ -21,7 +21,7 @@ from rankdet.config import Config, from_dict, merge, to_dict
 from rankdet.config.effects import names_without_effect
 from rankdet.experiments.arms import evaluated, outcome, trained
 from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
-from rankdet.experiments.experiment import Experiment, Record, Request, Row, results_of
+from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.rates import (
     RETINANET,
@@ -32,6 +32,7 @@ from rankdet.experiments.rates import (
     outcome_or_divergence,
     usual_rate,
 )
+from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.schedules import LONG
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 

@@ -1,0 +1,87 @@
+"""The file of a record: what is refused, and what is read of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankdet.errors import ConfigError, RankdetError
+from rankdet.experiments.record import read_record, results_of, shown_from, state_of
+
+
+@pytest.fixture
+def record() -> dict[str, Any]:
+    """Three rows are planned: one is finished, one failed, one waits."""
+    return {
+        "rankdet_reproduction": 1,
+        "item": "study",
+        "labels": [],
+        "request": {"scale": "smoke", "seed": 0},
+        "plan": ["a", "b", "c"],
+        "rows": {"a": {"result": {"value": 1.5}}, "b": {"error": "not finite"}},
+    }
+
+
+def test_a_record_is_read_as_it_was_written(record: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "study.json"
+    file.write_text(json.dumps(record))
+    assert read_record(file) == record
+
+
+def test_results_are_those_of_finished_rows(record: dict[str, Any]) -> None:
+    assert results_of(record) == {"a": {"value": 1.5}}
+    assert state_of(record) == "Not run yet: c. Failed: b."
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("no", "not JSON"),
+        ("[]", "rankdet_reproduction = None"),
+        ('{"rankdet_reproduction": 99}', "rankdet_reproduction = 99: expected 1"),
+        ('{"rankdet_reproduction": 1, "item": "x"}', "request is not as it was written"),
+        ('{"rankdet_reproduction": Infinity}', "not JSON: Infinity is no number of JSON"),
+        ('{"rankdet_reproduction": NaN}', "not JSON: NaN is no number of JSON"),
+    ],
+)
+def test_a_file_that_is_no_record_is_told(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(RankdetError, match=words):
+        read_record(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda record: record["rows"].update(a=None), "the row a is not as it was written"),
+        (lambda record: record["rows"].update(a="x"), "the row a is not as it was written"),
+        (lambda record: record["rows"]["a"].update(result={}), "the row a is not as it was"),
+        (lambda record: record["rows"]["a"].update(result=[1]), "the row a is not as it was"),
+        (lambda record: record["request"].update(scale="huge"), "request.scale is not as it was"),
+    ],
+)
+def test_a_record_whose_rows_were_changed_is_refused(
+    change: Callable[[Any], None], words: str, record: dict[str, Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "study.json"
+    change(record)
+    content = json.dumps(record)
+    file.write_text(content)
+    with pytest.raises(RankdetError, match=f"{words}.*Put back a copy"):
+        read_record(file)
+    assert file.read_text() == content
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("epoch"), TypeError("no number"), ConfigError("a setting is wrong")]
+)
+def test_what_cannot_be_shown_names_the_file(error: Exception, tmp_path: Path) -> None:
+    file = tmp_path / "study.json"
+    words = rf"study\.json: a row .*{error}.* is not as it was written"
+    with pytest.raises(RankdetError, match=words), shown_from(file):
+        raise error
