@@ -128,6 +128,15 @@ def test_a_table_is_made_again_from_its_json(tmp_path: Path) -> None:
     assert (tmp_path / "delta.png").is_file()
 
 
+def test_a_copy_of_a_record_does_not_replace_the_table_of_another(tmp_path: Path) -> None:
+    record = {"rankdet_reproduction": 1, "item": "delta", "labels": [], "plan": ["1"], "rows": {}}
+    text = json.dumps({**record, "request": Request("smoke", tmp_path).settings()})
+    (tmp_path / "copy.json").write_text(text)
+    result = invoke("reproduce", "table", str(tmp_path / "copy.json"))
+    assert "copy.json: this is a record of delta: expected the name" in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.json"]
+
+
 def test_a_table_does_not_replace_files_of_others(tmp_path: Path) -> None:
     record = {"rankdet_reproduction": 1, "item": "delta", "labels": [], "plan": ["1"], "rows": {}}
     text = json.dumps({**record, "request": Request("smoke", tmp_path).settings()})

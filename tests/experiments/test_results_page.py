@@ -293,6 +293,8 @@ def test_a_part_stands_between_its_marks() -> None:
         MARKED.replace(PART_BEGIN, ""),
         MARKED.replace(PART_END, ""),
         f"{PART_END}\n{PART_BEGIN}\n",
+        f"{PART_BEGIN}\nmine\n{PART_BEGIN}\n{PART_END}\n",
+        f"{PART_BEGIN}\n{PART_END}\nmine\n{PART_END}\n",
     ],
 )
 def test_missing_marks_are_told(text: str) -> None:
@@ -300,29 +302,34 @@ def test_missing_marks_are_told(text: str) -> None:
         with_part(text, "new", "page.md")
 
 
+def test_line_ends_stay_as_they_are() -> None:
+    text = f"mine\r\n{PART_BEGIN}\r\nold\r\n{PART_END}\r\nmine, too\n"
+    expected = f"mine\r\n{PART_BEGIN}\r\nnew\r\nlines\r\n{PART_END}\r\nmine, too\n"
+    assert with_part(text, "new\nlines") == expected
+
+
 def test_records_are_read_by_their_items(record_of: Any, tmp_path: Path) -> None:
     record = record_of("delta", {"1": training(30)})
-    (tmp_path / "any-name.json").write_text(json.dumps(record))
+    (tmp_path / "delta.json").write_text(json.dumps(record))
     (tmp_path / "delta.md").write_text("a table")
     assert read_records(tmp_path) == {"delta": record}
     assert read_records(tmp_path / "no-such-folder") == {}
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("name", "change", "words"),
     [
-        ({"request": {"scale": "tiny"}}, "it is of the scale tiny, and the page is about voc320"),
-        ({"item": "dleta"}, "there is no such experiment"),
-        ({"rankdet_reproduction": 2}, "expected 1"),
-        ({}, "z.json: the folder has another record of delta"),
+        ("delta", {"request": {"scale": "tiny"}}, "it is of the scale tiny, and the page is about"),
+        ("dleta", {"item": "dleta"}, "there is no such experiment"),
+        ("delta", {"rankdet_reproduction": 2}, "expected 1"),
+        ("z", {}, "z.json: this is a record of delta: expected the name delta.json"),
     ],
 )
 def test_records_that_are_none_of_the_page_are_told(
-    record_of: Any, tmp_path: Path, change: dict[str, Any], words: str
+    record_of: Any, tmp_path: Path, name: str, change: dict[str, Any], words: str
 ) -> None:
     record = record_of("delta", {})
-    (tmp_path / "a.json").write_text(json.dumps(record))
-    (tmp_path / "z.json").write_text(json.dumps({**record, **change}))
+    (tmp_path / f"{name}.json").write_text(json.dumps({**record, **change}))
     with pytest.raises(RankdetError, match=re.escape(words)):
         read_records(tmp_path)
 

@@ -21,7 +21,7 @@ from rankdet.cli.options import (
     check_device,
     data_path,
 )
-from rankdet.errors import ConfigError, RankdetError
+from rankdet.errors import RankdetError
 from rankdet.experiments.experiment import Experiment, Request
 from rankdet.experiments.items import EXPERIMENTS as ITEMS
 from rankdet.experiments.items import experiment as item_of
@@ -168,10 +168,10 @@ def remake_tables(
 ) -> None:
     """Make the Markdown table and the figure of a record again, from its JSON file alone."""
     from rankdet.experiments.experiment import refuse_foreign_views, write_views
-    from rankdet.experiments.record import read_record, shown_from
+    from rankdet.experiments.record import read_named_record, shown_from
 
     for file in files:
-        record = read_record(file)
+        record = read_named_record(file)
         item = item_of(record["item"])
         refuse_foreign_views(item, file.parent, is_forced=force)
         with shown_from(file):
@@ -216,39 +216,10 @@ def make_page(
 
     Items without a record are listed at its end.
     """
-    from rankdet.experiments.evaluations import read_evaluations
-    from rankdet.experiments.experiment import figure_bytes
-    from rankdet.experiments.figures import FIGURE_MARK, with_few_colours
-    from rankdet.experiments.record import shown_from
-    from rankdet.experiments.results_page import (
-        PAGE_MARK,
-        read_records,
-        readme_part,
-        results_page,
-        with_part,
-    )
-    from rankdet.output import refuse_foreign, write_whole
+    from rankdet.experiments.page_files import page_files
+    from rankdet.output import write_whole
 
-    records, evaluations = read_records(folder), read_evaluations(folder)
-    if not records:
-        raise ConfigError(
-            f"{folder}: there is no record in it. Give the folder of ITEM.json files that "
-            "`rankdet reproduce ITEM --scale voc320 --out FOLDER` wrote."
-        )
-    pictures = Path("pictures") / folder.resolve().name
-    figures = {name: out.parent / pictures / f"{name}.png" for name in records}
-    refuse_foreign(out, PAGE_MARK, force)
-    for figure in figures.values():
-        refuse_foreign(figure, FIGURE_MARK, force)
-    files: dict[Path, bytes] = {}
-    with shown_from(folder):
-        if readme is not None:  # first: it may lack the marks
-            text = readme.read_text(encoding="utf-8")
-            files[readme] = with_part(text, readme_part(records), str(readme)).encode()
-        files[out] = results_page(records, evaluations, pictures.as_posix()).encode()
-        for name, figure in figures.items():
-            files[figure] = with_few_colours(figure_bytes(item_of(name), records[name]))
-    for file, content in files.items():
+    for file, content in page_files(folder, out, readme, is_forced=force).items():
         write_whole(file, content)
         typer.echo(f"Wrote {file}.")
 

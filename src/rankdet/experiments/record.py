@@ -48,6 +48,21 @@ def read_record(file: Path) -> dict[str, Any]:
     return content
 
 
+def read_named_record(file: Path) -> dict[str, Any]:
+    """The same of a file whose table and figure are wanted: it has to have the item's name.
+
+    Else they could replace those of another record.
+    """
+    record = read_record(file)
+    expected = f"{record['item']}.json"
+    if file.name != expected:
+        raise RankdetError(
+            f"{file}: this is a record of {record['item']}: expected the name {expected}. Give it "
+            "that name, in a folder without another one."
+        )
+    return record
+
+
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is no number of JSON")
 

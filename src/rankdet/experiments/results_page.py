@@ -22,7 +22,7 @@ from rankdet.experiments.comparison import LOSSES, METRICS
 from rankdet.experiments.evaluations import Evaluations, evaluations_part
 from rankdet.experiments.goals import goals_part
 from rankdet.experiments.items import EXPERIMENTS, experiment
-from rankdet.experiments.record import Record, read_record, results_of
+from rankdet.experiments.record import Record, read_named_record, results_of
 from rankdet.experiments.tables import NO_NUMBER, markdown_table
 
 SCALE = "voc320"
@@ -68,19 +68,18 @@ _PART_NOTES = (
 def read_records(folder: Path) -> dict[str, Record]:
     """The records of a folder by their items; none where there is no folder.
 
-    ConfigError if one is of another scale or of an item that is not known, or if two are of one.
+    ConfigError if one is of another scale or of an item that is not known; RankdetError if one is
+    damaged or has not the item's name.
     """
     records: dict[str, Record] = {}
     for file in sorted(folder.glob("*.json")):
-        record = read_record(file)
+        record = read_named_record(file)
         name = experiment(record["item"]).name
         if (scale := record["request"].get("scale")) != SCALE:
             raise ConfigError(
                 f"{file}: it is of the scale {scale}, and the page is about {SCALE}. "
                 "Move it to another folder."
             )
-        if name in records:
-            raise ConfigError(f"{file}: the folder has another record of {name}. Keep one of them.")
         records[name] = record
     return records
 
@@ -135,14 +134,15 @@ def with_part(text: str, part: str, file: str = "README.md") -> str:
     <!-- end of results -->
     after
     """
-    before, begin, rest = text.partition(f"{PART_BEGIN}\n")
-    _, end, after = rest.partition(PART_END)
-    if not begin or not end:
+    begin, end = text.find(PART_BEGIN), text.find(PART_END)
+    if not 0 <= begin < end or text.count(PART_BEGIN) > 1 or text.count(PART_END) > 1:
         raise ConfigError(
-            f"{file}: the lines {PART_BEGIN} and {PART_END} are not there, in this order. Put both "
-            "where the results are to stand."
+            f"{file}: the lines {PART_BEGIN} and {PART_END} are not there, each once and in this "
+            "order. Put both where the results are to stand."
         )
-    return f"{before}{begin}{part}\n{end}{after}"
+    line_end = "\r\n" if text[begin + len(PART_BEGIN) :].startswith("\r\n") else "\n"
+    part = f"{PART_BEGIN}\n{part}\n".replace("\n", line_end)
+    return f"{text[:begin]}{part}{text[end:]}"
 
 
 def command_of(record: Record) -> str:
