@@ -124,6 +124,15 @@ def test_seconds_of_a_training_that_rows_share_count_once(tmp_path: Path) -> Non
     assert lines[-1].endswith("20 s for 3 of 3 rows.")
 
 
+def test_rows_of_different_commits_are_told() -> None:
+    keys = ["long: AP-Loss: seed 0", "long: AP-Loss: seed 1", "long: Focal Loss: seed 0"]
+    record = record_of(experiment("evidence-retinanet"), dict.fromkeys(keys, training(1, 2, 3)))
+    assert "different commits" not in page(record, "a title", [])
+    record["rows"][keys[2]] = {"provenance": {"commit": "fedcba987654", "machine": MACHINE}}
+    told = "0123456789ab: long: AP-Loss; fedcba987654: long: Focal Loss."
+    assert f"of different commits stand beside each other. {told}" in page(record, "a title", [])
+
+
 def test_columns_of_groups_are_those_of_the_paper(tmp_path: Path) -> None:
     item = experiment("batch-size")
     record = record_of(item, {"Focal-Loss: 2": training(10, 20, 30)}, plan=["Focal-Loss: 2"])

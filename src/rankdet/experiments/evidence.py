@@ -337,6 +337,7 @@ def _notes(record: Record, tunings: Mapping[str, rates.Rates]) -> list[str]:
         *_rate_notes(record, tunings),
         "±: the standard deviation over the seeds; of a difference, half of its 95 % interval "
         "(Welch's t).",
+        "Figure: the mean over the seeds, and around it from the lowest to the highest.",
         "Epochs until AP50 is reached: by the evaluations on the way, the mean over the seeds that "
         f"reach it. {_spacing(record, tunings)}".rstrip(),
     ]

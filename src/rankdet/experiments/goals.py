@@ -35,8 +35,8 @@ def _differences(records: Mapping[str, Record]) -> Iterator[Line]:
     for one in (evidence.RETINANET, evidence.RETINANET_LONGEST, evidence.SSD):
         for schedule in one.tunings:
             goal = (
-                f"{evidence.OURS} less the best other loss, {one.detector}, {schedule} schedule: "
-                f"AP within ± {HALF_WIDTH:g}"
+                f"AP of {evidence.OURS} less the best other's, {one.detector}, {schedule} "
+                f"schedule: known to ± {HALF_WIDTH:g} (95 %)"
             )
             yield goal, *_difference(records.get(one.name), schedule)
 

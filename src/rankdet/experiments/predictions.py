@@ -102,7 +102,7 @@ def markdown(record: Record) -> str:
         "Images with several objects, evenly spaced over the split; nobody chose them. Detections "
         "from the score on that has the best F1 of its class on the same split.",
         "Grey and dashed: objects, without difficult ones. Blue: detections of a class that the "
-        "image has; red: of one that it does not have.",
+        "image has; orange: of one that it does not have.",
     ]
     picture = f"![{SUMMARY}]({record['item']}.png)"
     table = markdown_table(["image", "objects", "detections"], rows)

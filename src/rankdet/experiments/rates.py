@@ -88,6 +88,7 @@ class Rates:
         return rates_of(self.detector, loss, request)
 
     def markdown(self, record: Record) -> str:
+        record = self._with_newer_rates(record)
         chosen = chosen_rates(record)
         rows = []
         for name, loss in LOSSES.items():
@@ -102,6 +103,18 @@ class Rates:
                 "and of some their neighbours. Others may be better here."
             )
         return page(record, self.title, [markdown_table(heading, rows)], notes)
+
+    def _with_newer_rates(self, record: Record) -> Record:
+        """The record with rates in its plan that are to be tried since it was made."""
+        if record["request"]["scale"] != "voc320":
+            return record
+        more = MORE_RATES if self.first is None else MORE_LONG_RATES
+        keys = [
+            f"{name}: {rate:g}"
+            for name, loss in LOSSES.items()
+            for rate in more.get((self.detector, loss), ())
+        ]
+        return {**record, "plan": list(dict.fromkeys([*record["plan"], *keys]))}
 
     def figure(self, record: Record, path: Path) -> None:
         """AP against the learning rate, a line for each loss."""

@@ -52,7 +52,9 @@ _INTRODUCTION = (
     "Trained on train and evaluated on val of PASCAL VOC2012, at the "
     f"[scale](reproducing.md#scales) `{SCALE}`: small images, few epochs. The paper's numbers "
     "stand beside ours; its images are larger, its data more and its trainings longer. So what can "
-    "be compared is which loss is ahead and by how much, not the height of the numbers. Every "
+    "be compared is which loss is ahead and by how much, not the height of the numbers. What was "
+    'found stands in words in the README, under "Results on VOC2012": here AP-loss is not ahead, '
+    "or not clearly, and in the paper it is. Every "
     "table, rows that lose included, is made by `rankdet reproduce page` from the records of the "
     "experiments; nobody types a number. What else is to be known of the runs, and which of their "
     f"commits are not in the history, is in `results/{SCALE}/README.md`."

@@ -86,6 +86,8 @@ def page(record: Record, title: str, body: Sequence[str], notes: Sequence[str] =
     remarks += notes
     if state := state_of(record):
         remarks.append(f"**{state}**")
+    if commits := _commits_of_rows(record):
+        remarks.append(commits)
     parts = [f"# {record['item']}: {title}", *body, "\n".join(f"- {text}" for text in remarks)]
     return "\n\n".join([*parts, origin(record)])
 
@@ -137,6 +139,18 @@ def origin(record: Record) -> str:
         f"commit {', '.join(commits) or 'unknown'}, {'; '.join(machines) or 'no machine'}, "
         f"{sum(seconds.values()):,.0f} s for {len(rows)} of {len(record['plan'])} rows."
     )
+
+
+def _commits_of_rows(record: Record) -> str:
+    """Which rows are of which commit, if not all are of one; seeds are left out of their names."""
+    found: dict[str, dict[str, None]] = {}
+    for key, row in record["rows"].items():
+        commit = str(row.get("provenance", {}).get("commit") or "unknown")
+        found.setdefault(commit, {})[key.partition(": seed ")[0]] = None
+    if len(found) < 2:
+        return ""
+    texts = [f"{commit}: {', '.join(keys)}" for commit, keys in sorted(found.items())]
+    return f"Rows of different commits stand beside each other. {'; '.join(texts)}."
 
 
 def caption(label: str) -> str:

@@ -188,6 +188,11 @@ class Trials:
             return best_rates(self.rates, request)[0]
         return {loss: usual_rate(self.rates.detector, loss, request) for loss in LOSSES.values()}
 
+    def _words_on_rates(self) -> str:
+        if self.rates.schedule == LONG:
+            return f"the choice of `{self.rates.name}`"
+        return f"the scale's own, not always the choice of `{self.rates.name}`"
+
     def _row(self, trial: Trial, rate: float, request: Request) -> Row:
         detector, schedule = self.rates.detector, self.rates.schedule
         loss, rate = LOSSES[trial.loss], trial.rate_factor * rate
@@ -216,6 +221,7 @@ class Trials:
             "alone say, where they were run; and a training as usual whose numbers here are not "
             f"those of `{self.rates.name}` was run twice, with the same settings and the same "
             "seed.",
+            f"Learning rates as usual: {self._words_on_rates()}.",
             _CHANGES,
         ]
         return page(record, self.title, [markdown_table(heading, rows)], notes)
