@@ -55,6 +55,29 @@ def test_help_names_every_command() -> None:
         assert command in plain(result)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["reproduce", "trials", "--out", ""], "word 4 of the command after --out is empty"),
+        (["check", ""], "word 2 of the command after check is empty"),
+        ([""], "word 1 of the command is empty"),
+    ],
+)
+def test_an_empty_word_is_no_folder(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rankdet", *words])
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert told in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_version() -> None:
     result = invoke("--version")
     assert result.exit_code == 0

@@ -85,6 +85,17 @@ def _root(
     _refuse_several_processes(context.invoked_subcommand)
 
 
+def _refuse_empty_words(words: list[str]) -> None:
+    """ConfigError if there is one: as a path it would mean this folder."""
+    if "" in words:
+        place = words.index("")
+        before = f" after {words[place - 1]}" if place else ""
+        raise ConfigError(
+            f"word {place + 1} of the command{before} is empty. Give a value (a variable of the "
+            "shell may not be set), or leave it out."
+        )
+
+
 def main() -> None:
     """Run the command line; a mistake in the data, or what the system refuses, is one line."""
     for name in ("stdout", "stderr"):  # closed before the start, as by `>&-`: nobody reads it
@@ -95,6 +106,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     os.environ.pop("MPLBACKEND", None)  # a notebook's, which may not be installed here
     try:
+        _refuse_empty_words(sys.argv[1:])
         app()
     except (RankdetError, OSError) as error:
         typer.echo(f"error: {error}", err=True)

@@ -143,7 +143,9 @@ ANNOTATION_RULES = {
         "two splits have different class lists: the same label means different classes",
         "Give one class list with --classes.",
     ),
-    "class-empty": _note("the class has no objects", "Its AP will be n/a."),
+    "class-empty": _note(
+        "the class has no objects in these images", "Evaluated on them, its AP will be n/a."
+    ),
     "field-missing": Rule("object dropped", "the field is missing", "Add it."),
     "field-invalid": Rule(
         "object dropped", "the field has a value that it cannot have", "Correct it."
