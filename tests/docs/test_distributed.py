@@ -46,16 +46,24 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What two processes print, sorted; each also says how many numbers it has sent."""
     file = tmp_path_factory.mktemp("docs") / "ranking.py"
     file.write_text(COUNT + script() + SAY)
+    result = run(file)
+    # A thread of gloo that meets the end of Python aborts a process now and then, after its work.
+    for _ in range(2):
+        if "terminate called without an active exception" in result.stderr:
+            result = run(file)
+    assert result.returncode == 0, result.stderr
+    return sorted(result.stdout.splitlines())
+
+
+def run(file: Path) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    result = subprocess.run(
+    return subprocess.run(
         [*launcher, str(file)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert result.returncode == 0, result.stderr
-    return sorted(result.stdout.splitlines())
 
 
 def test_processes_rank_together_as_one(lines: list[str]) -> None:
