@@ -25,9 +25,10 @@ def evidence(hand_made: Record, **values: list[float]) -> dict[str, Any]:
     return hand_made("evidence-retinanet", list(results), results)
 
 
-def evaluated(ap50: float, *, scales: list[int], detector: str = "retinanet") -> dict[str, Any]:
+def evaluated(ap50: float, *, scales: list[int], **detector: str) -> dict[str, Any]:
     settings = {"scales": scales, "flip": bool(scales)}
-    config = {"detector": {"name": detector}, "evaluation": settings}
+    whose = {"name": "retinanet", "backbone": "resnet50", **detector}
+    config = {"detector": whose, "evaluation": settings}
     return {"metrics": {"AP50": ap50}, "config": config}
 
 
@@ -82,7 +83,8 @@ def test_the_best_detector_is_that_of_a_training_or_of_another_test_of_it(
     again = {
         "one": evaluated(69.5, scales=[]),
         "several": evaluated(70.25, scales=[256, 320]),
-        "other": evaluated(90.0, scales=[], detector="ssd"),
+        "other": evaluated(90.0, scales=[], name="ssd"),
+        "larger": evaluated(90.0, scales=[], backbone="resnet101"),
     }
     expected = "69.50 tested at one size, 70.25 at several | missed, met"
     assert line(lines(records, again), "AP50") == expected

@@ -66,7 +66,8 @@ def _accuracy(records: Mapping[str, Record], evaluations: Evaluations) -> Line:
     ]
     again: dict[bool, list[float]] = {True: [], False: []}
     for tested in evaluations.values():
-        if tested["config"]["detector"]["name"] == "retinanet":
+        detector = tested["config"]["detector"]
+        if (detector["name"], detector["backbone"]) == ("retinanet", "resnet50"):
             again[_is_multi_scale(tested)].append(tested["metrics"]["AP50"])
     at_one, at_several = of_trainings + again[False], again[True]
     seen = {"tested at one size": at_one, "at several": at_several}
