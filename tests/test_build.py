@@ -164,6 +164,7 @@ def test_every_setting_of_the_network_reaches_it(monkeypatch: pytest.MonkeyPatch
         "head_norm": "group",
         "p6_from": "p5",
         "pyramid_start": "torchvision",
+        "head_start": "kaiming",
         "anchor_scale": 3.0,
         "anchor_octaves": 3,
         "anchor_ratios": (0.25, 1.0),

@@ -156,7 +156,11 @@ def detector(config: DetectorConfig, num_classes: int, activation: str) -> Detec
     }
     if config.name == "retinanet":
         return make_retinanet(
-            num_classes, p6_from=config.p6_from, pyramid_start=config.pyramid_start, **of_pyramid
+            num_classes,
+            p6_from=config.p6_from,
+            pyramid_start=config.pyramid_start,
+            head_start=config.head_start,
+            **of_pyramid,
         )
     return make_faster_rcnn(
         num_classes,

@@ -29,6 +29,7 @@ OTHERS: dict[str, Any] = {
     "head_norm": "group",
     "p6_from": "p5",
     "pyramid_start": "torchvision",
+    "head_start": "kaiming",
     "anchor_scale": 3.0,
     "anchor_octaves": 1,
     "anchor_ratios": (1.0, 2.0, 3.0),

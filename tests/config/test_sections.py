@@ -165,6 +165,7 @@ def test_the_highest_value_is_accepted_and_what_is_above_refused(
         (DetectorConfig, "head_norm", ("group",)),
         (DetectorConfig, "p6_from", ("c5", "p5")),
         (DetectorConfig, "pyramid_start", ("paper", "torchvision")),
+        (DetectorConfig, "head_start", ("paper", "kaiming")),
         (DetectorConfig, "ssd_layout", ("ssd300", "ssd512")),
         (DetectorConfig, "pixels", ("imagenet", "bytes")),
         (LossConfig, "name", LOSS_NAMES),

@@ -227,9 +227,34 @@ def test_a_pyramid_may_begin_as_torchvision_s_and_the_heads_stay_as_they_are() -
             assert layer.weight.std().item() == pytest.approx(0.01, rel=0.05)
 
 
-def test_an_unknown_start_of_the_pyramid_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"pyramid_start: expected 'paper' or .*, got 'mine'"):
-        make_retinanet(20, backbone="small", pyramid_start="mine")
+def test_heads_may_begin_with_maps_nearly_as_large_as_their_input() -> None:
+    detector = make_retinanet(20, backbone="resnet18", head_start="kaiming")
+    outputs = ("cls_logits", "bbox_reg")
+    for name, layer in detector.head.named_modules():
+        if isinstance(layer, nn.Conv2d) and not name.endswith(outputs):
+            num_inputs = layer.in_channels * layer.kernel_size[0] ** 2
+            assert layer.weight.std().item() == pytest.approx(num_inputs**-0.5, rel=0.05)
+    usual = make_retinanet(20, backbone="resnet18")
+    for part in ("backbone.fpn", "head.classification_head.cls_logits"):
+        for layer, other in zip(
+            detector.get_submodule(part).modules(), usual.get_submodule(part).modules(), strict=True
+        ):
+            if isinstance(layer, nn.Conv2d):
+                assert isinstance(other, nn.Conv2d)
+                assert layer.weight.std().item() == pytest.approx(other.weight.std().item(), 0.05)
+    maps = torch.randn(2, 256, 16, 16)
+    sizes = [
+        one.head.classification_head.conv(maps).square().mean().sqrt().item()
+        for one in (detector, usual)
+    ]
+    assert sizes[0] > 0.1  # of 1 before four layers
+    assert sizes[1] < 0.02
+
+
+@pytest.mark.parametrize("part", ["pyramid", "head"])
+def test_an_unknown_start_of_pyramid_or_heads_is_refused(part: str) -> None:
+    with pytest.raises(ValueError, match=rf"{part}_start: expected 'paper' or .*, got 'mine'"):
+        make_retinanet(20, backbone="small", **{f"{part}_start": "mine"})
 
 
 # ---- freezing

@@ -23,15 +23,16 @@ _OF_ROIS = ("rois", "proposals", "test_proposals")
 _OF_SSD = ("pixels", "ssd_layout")
 _OF_PYRAMIDS = (
     *("anchor_scale", "anchor_octaves", "anchor_ratios", "anchor_grid"),
-    *("p6_from", "pyramid_start", "stride_on", "head_norm", "norm_epsilon"),
+    *("p6_from", "pyramid_start", "head_start", "stride_on", "head_norm", "norm_epsilon"),
 )
 _TABLE = (
     _Idle("retinanet", "", (*_OF_SSD, *_OF_ROIS)),
-    _Idle("retinanet", "small", ("p6_from", "pyramid_start")),  # it has no P6, and its own start
+    # It has no P6, and a start of its own.
+    _Idle("retinanet", "small", ("p6_from", "pyramid_start", "head_start")),
     _Idle("ssd", "", (*_OF_PYRAMIDS, *_OF_ROIS)),
     _Idle("ssd", "small", ("ssd_layout",)),  # which has boxes of its own
     _Idle("ssd", "vgg16", ("norm",)),  # which has no norms
-    _Idle("faster_rcnn", "", (*_OF_SSD, "p6_from", "pyramid_start", "negative_iou")),
+    _Idle("faster_rcnn", "", (*_OF_SSD, "p6_from", "pyramid_start", "head_start", "negative_iou")),
 )
 
 

@@ -86,7 +86,8 @@ class DetectorConfig:
     each anchor in the middle of its stride x stride pixels) or "torchvision" (at their corner, in
     whole pixels; spread evenly where a side is no multiple of the last stride). pyramid_start: the
     first weights of RetinaNet's pyramid, "paper" (N(0, 0.01)) or "torchvision" (its maps begin as
-    large as their input).
+    large as their input). head_start: those of RetinaNet's heads, "paper" (N(0, 0.01), by which
+    each layer makes its map some three times smaller) or "kaiming" (nearly as large as its input).
     SSD has the layers and boxes of its paper (ssd_layout), whatever the anchor settings; which
     settings a detector does not look at is in `rankdet.config.effects`. pixels:
     "imagenet" (divided by ImageNet's deviation) or "bytes" (0..255 less the mean, as torchvision's
@@ -106,6 +107,7 @@ class DetectorConfig:
     frozen_stages: int | None = setting(None, least=0, most=5)
     p6_from: str = setting("c5", choices=("c5", "p5"))
     pyramid_start: str = setting("paper", choices=("paper", "torchvision"))
+    head_start: str = setting("paper", choices=("paper", "kaiming"))
     anchor_scale: float = setting(4.0, above=0, most=100)
     anchor_octaves: int = setting(2, least=1, most=16)
     anchor_ratios: tuple[float, ...] = setting((0.5, 1.0, 2.0), above=0, most=100)

@@ -1,6 +1,6 @@
-"""One setting changed, or two: what holds a loss back, and what would help it.
+"""One to three settings changed: what holds a loss back, and what would help it.
 
-Each trial is a training of RetinaNet with one change or two, judged on images held out of the
+Each trial is a training of RetinaNet with one to three changes, judged on images held out of the
 training split: the validation split chooses nothing. In the short schedule there are many, at the
 scale's own learning rate of the loss; in the long one those that matter most, at the rate that was
 chosen for it. A change of the evaluation alone is tried on the training as it is.
@@ -40,13 +40,15 @@ USUAL = "as usual"
 _JUDGED_BY = "AP"
 _FLIPS = {"data": {"augmentation": "flip"}}
 _PYRAMID = {"detector": {"pyramid_start": "torchvision"}}
+_STARTS = {"detector": {"pyramid_start": "torchvision", "head_start": "kaiming"}}
 _CHANGES = (
     "Flips alone: in place of SSD's augmentation. Rate along a cosine: the learning rate falls "
     "from its value after the warm-up to 0, in place of two steps to a tenth. Pyramid as "
-    "torchvision's: its first weights keep the size of the maps, in place of N(0, 0.01). Nine "
-    "anchors: three sizes of three shapes, as torchvision's, in place of two. A higher rate with "
-    "a smaller box loss: the class part weighs so much more, and so does the weight decay; the "
-    "limit of the gradient is as much looser."
+    "torchvision's: its first weights keep the size of the maps, in place of N(0, 0.01). Heads "
+    "that keep sizes: their first weights nearly do, likewise. Nine anchors: three sizes of three "
+    "shapes, as torchvision's, in place of two. A higher rate with a smaller box loss: the class "
+    "part weighs so much more, and so does the weight decay; the limit of the gradient is as much "
+    "looser."
 )
 
 
@@ -98,6 +100,15 @@ def _flips_and_pyramid(loss: str) -> Trial:
     return Trial(loss, "flips alone, pyramid as torchvision's", {**_FLIPS, **_PYRAMID})
 
 
+def _flips_and_starts(loss: str) -> Trial:
+    change = "flips alone, pyramid as torchvision's, heads that keep sizes"
+    return Trial(loss, change, {**_FLIPS, **_STARTS})
+
+
+def _starts(loss: str) -> Trial:
+    return Trial(loss, "pyramid as torchvision's, heads that keep sizes", _STARTS)
+
+
 def _nine_anchors(loss: str) -> Trial:
     return Trial(loss, "nine anchors at a place", {"detector": {"anchor_octaves": 3}})
 
@@ -121,6 +132,7 @@ _SHORT = (
     _cosine(_AP),
     _pyramid(_AP),
     _flips_and_pyramid(_AP),
+    _flips_and_starts(_AP),
     _nine_anchors(_AP),
     Trial(_AP, "gradients not clipped", {"training": {"clip_norm": None}}),
     Trial(_AP, "no warm-up", {"training": {"warmup_steps": 0}}),
@@ -133,6 +145,7 @@ _SHORT = (
     _cosine(_OHEM),
     _pyramid(_OHEM),
     _flips_and_pyramid(_OHEM),
+    _flips_and_starts(_OHEM),
     _nine_anchors(_OHEM),
     Trial(_FOCAL),
     _box_weight(_FOCAL, 0.25),
@@ -140,6 +153,7 @@ _SHORT = (
     _flips(_FOCAL),
     _pyramid(_FOCAL),
     _flips_and_pyramid(_FOCAL),
+    _flips_and_starts(_FOCAL),
     Trial(_AUC),
     _box_weight(_AUC, 0.1),
     _class_weight(_AUC, 10.0),
@@ -155,12 +169,14 @@ _LONG = (
     _cosine(_AP),
     _pyramid(_AP),
     _flips_and_pyramid(_AP),
+    _starts(_AP),
     _class_weight(_AP, 2.0),
     Trial(_OHEM),
     _flips(_OHEM),
     _cosine(_OHEM),
     _pyramid(_OHEM),
     _flips_and_pyramid(_OHEM),
+    _starts(_OHEM),
     Trial(_FOCAL),
     _flips(_FOCAL),
     _cosine(_FOCAL),
@@ -239,7 +255,7 @@ class Trials:
         )
         axes.set_yticks(range(len(shown)), [trial.key for trial in shown], fontsize=8)
         axes.invert_yaxis()
-        title = f"what one change does, or two: {self.rates.schedule} schedule"
+        title = f"what one to three changes do: {self.rates.schedule} schedule"
         label_axes(axes, title, f"{_JUDGED_BY} in percent", "")
         save_figure(drawn, path)
 
@@ -278,8 +294,8 @@ def _seen(stored: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-_TITLE = "one or two settings changed, four losses, RetinaNet, judged on a tenth of train"
-_LONG_TITLE = "one or two settings changed, RetinaNet, long schedule, judged on a tenth of train"
+_TITLE = "one to three settings changed, four losses, RetinaNet, judged on a tenth of train"
+_LONG_TITLE = "one to three settings changed, RetinaNet, long schedule, judged on a tenth of train"
 SHORT_TRIALS = Trials("trials", _TITLE, RETINANET, _SHORT)
 LONG_TRIALS = Trials("trials-long", _LONG_TITLE, RETINANET_LONG, _LONG)
 
