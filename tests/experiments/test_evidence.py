@@ -22,7 +22,6 @@ from rankdet.experiments.evidence import (
     SSD,
     Evidence,
     difference_text,
-    reached,
     values_of,
 )
 from rankdet.experiments.experiment import Request, reproduce
@@ -359,24 +358,6 @@ def test_what_was_recorded_has_the_schedules_of_now(item: str, expected: dict[st
 # On the way.
 
 
-def test_an_aim_is_reached_in_the_first_evaluation_that_is_not_below() -> None:
-    outcome = result(30.0, 60.0)  # AP50 0, 30, 60 after 1, 2, 4 epochs
-    aims = {20: 2, 30: 2, 30.1: 4, 60: 4, 60.1: None}
-    assert {aim: reached(outcome, aim) for aim in aims} == aims
-
-
-def test_an_aim_may_be_reached_and_lost_again() -> None:
-    outcome = result(30.0)
-    outcome["curve"] = [{"epoch": 1, "AP50": 55.0}, {"epoch": 2, "AP50": 45.0}]
-    assert reached(outcome, 50) == 1
-
-
-def test_evaluations_without_a_number_are_passed() -> None:
-    outcome = result(30.0)
-    outcome["curve"] = [{"epoch": 1, "AP50": None}, {"epoch": 3}, {"epoch": 5, "AP50": 70.0}]
-    assert reached(outcome, 50) == 5
-
-
 def test_the_page_tells_when_aims_are_reached_and_by_how_many_seeds(voc320: Request) -> None:
     results = {
         "short: AP-Loss: seed 0": result(30.0, 52.0),  # 50 after 4 epochs
@@ -390,6 +371,18 @@ def test_the_page_tells_when_aims_are_reached_and_by_how_many_seeds(voc320: Requ
     assert "| Focal Loss | 4.0 | – |" in lines
     assert "| AUC-Loss | – | – |" in lines
     assert "| CE-Loss + OHEM | – | – |" in lines
+
+
+def test_the_page_tells_who_is_ahead_on_the_way(voc320: Request) -> None:
+    results = seeds_of("AP-Loss", [30.0, 32.0]) | seeds_of("Focal Loss", [20.0])
+    text = RETINANET.markdown(record_of(results, voc320))
+    title = (
+        "AP-Loss less each other loss, on the way (the learning rate falls after 4.2 and 5.4 "
+        "epochs):\n\n| epochs | Focal Loss: AP | Focal Loss: AP50 |\n| --- | ---: | ---: |\n"
+    )
+    assert f"{title}| 1 | +0.0 | +0.0 |\n| 2 | +5.5 | +0.0 |\n| 4 | +11.0 | +0.0 |" in text
+    alone = RETINANET.markdown(record_of(seeds_of("AP-Loss", [30.0]), voc320))
+    assert "on the way (" not in alone
 
 
 # The page and the figure.

@@ -19,6 +19,7 @@ from rankdet.errors import counted
 from rankdet.experiments import rates
 from rankdet.experiments.arms import outcome
 from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
+from rankdet.experiments.course import epochs_table, lead_table, values_by_epoch
 from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import begin_at_zero, label_axes, new_figure, save_figure
 from rankdet.experiments.paper import paper_value
@@ -37,7 +38,6 @@ from rankdet.experiments.tables import (
 
 LABEL = "base-loss"
 OURS = "AP-Loss"
-AIMS = (50, 60)  # AP50 whose epochs are told
 _SHOWN = ("AP50", "AP")
 
 
@@ -110,8 +110,7 @@ class Evidence:
                 self.accuracy_table(record, schedule),
                 f"{OURS} less each other loss{interval}:",
                 differences,
-                "On the way:",
-                _epochs_table(record, schedule),
+                *self._course(record, schedule),
             ]
         return page(record, self.title, body, [*_notes(record, self.tunings), caption(LABEL)])
 
@@ -149,6 +148,16 @@ class Evidence:
         assert theirs is not None
         return ours - theirs
 
+    def _course(self, record: Record, schedule: str) -> list[str]:
+        """When aims are reached, and who is ahead on the way."""
+        results = {name: results_of_loss(record, schedule, name) for name in LOSSES}
+        parts = ["On the way:", epochs_table(results)]
+        if leads := lead_table(results, OURS):
+            falls = " and ".join(map(str, _trainings(record, schedule)[0]["milestones"]))
+            after = f" (the learning rate falls after {falls} epochs)" if falls else ""
+            parts += [f"{OURS} less each other loss, on the way{after}:", leads]
+        return parts
+
     def _paper(self, name: str, metric: str) -> str:
         return number(paper_value(LABEL, name, f"{self.group} / {metric}"))
 
@@ -160,12 +169,12 @@ class Evidence:
         for schedule, row in zip(schedules, panels, strict=False):
             for metric, axes in zip(_SHOWN, row, strict=True):
                 for name, loss in LOSSES.items():
-                    curve = _mean_curve(record, schedule, name, metric)
+                    curve = values_by_epoch(results_of_loss(record, schedule, name), metric)
                     if not curve:
                         continue  # nor has it a line in the legend
-                    epochs = sorted(curve)
+                    epochs = list(curve)
                     lows, means, highs = (
-                        [curve[epoch][part] for epoch in epochs] for part in range(3)
+                        [part(values) for values in curve.values()] for part in (min, fmean, max)
                     )
                     axes.fill_between(epochs, lows, highs, color=COLOURS[loss], alpha=0.2, lw=0)
                     axes.plot(epochs, means, color=COLOURS[loss], marker=".", label=name)
@@ -191,7 +200,7 @@ def values_of(record: Record, schedule: str, name: str, metric: str) -> list[flo
     """The last evaluation of each seed of a loss that is finished."""
     return [
         value
-        for result in _results(record, schedule, name)
+        for result in results_of_loss(record, schedule, name)
         if (value := (result["metrics"] or {}).get(metric)) is not None
     ]
 
@@ -224,27 +233,12 @@ def difference_text(record: Record, schedule: str, other: str, metric: str) -> s
     return f"{found[0]:+.2f} ± {found[1]:.2f}"
 
 
-def reached(result: Mapping[str, Any], aim: float) -> float | None:
-    """Epochs until AP50 is at least `aim` in an evaluation; None if it never is."""
-    for point in result["curve"]:
-        if (point.get("AP50") or 0.0) >= aim:
-            epoch: float = point["epoch"]
-            return epoch
-    return None
-
-
-def epochs_until(record: Record, schedule: str, name: str, aim: float) -> list[float]:
-    """Epochs until AP50 is at least `aim`, of the seeds that reach it."""
-    found = [reached(result, aim) for result in _results(record, schedule, name)]
-    return [epochs for epochs in found if epochs is not None]
-
-
 def _keys(record: Record, schedule: str, name: str) -> list[str]:
     return [key for key in record["plan"] if key.startswith(f"{schedule}: {name}: ")]
 
 
-def _results(record: Record, schedule: str, name: str) -> list[Any]:
-    """The results of the seeds that are finished."""
+def results_of_loss(record: Record, schedule: str, name: str) -> list[Any]:
+    """The results of the seeds of a loss that are finished."""
     results = results_of(record)
     return [results[key] for key in _keys(record, schedule, name) if key in results]
 
@@ -272,7 +266,7 @@ def schedule_title(record: Record, schedule: str) -> str:
 
 def number_of_seeds(record: Record, schedule: str, name: str) -> str:
     """How many seeds of a loss are finished; of how many, if some are not."""
-    keys, done = _keys(record, schedule, name), len(_results(record, schedule, name))
+    keys, done = _keys(record, schedule, name), len(results_of_loss(record, schedule, name))
     num_failed = sum("error" in record["rows"].get(key, {}) for key in keys)
     failed = f", {num_failed} failed" if num_failed else ""
     return str(done) if done == len(keys) else f"{done} of {len(keys)}{failed}"
@@ -287,40 +281,15 @@ def _spread_text(found: Spread | None, best: str | None) -> str:
     return text if found.deviation is None else f"{text} ± {found.deviation:.2f}"
 
 
-def _epochs_table(record: Record, schedule: str) -> str:
-    rows = []
-    for name in LOSSES:
-        num_seeds = len(_results(record, schedule, name))
-        cells = [name]
-        for aim in AIMS:
-            epochs = epochs_until(record, schedule, name, aim)
-            some = f" ({len(epochs)} of {num_seeds})" if 0 < len(epochs) < num_seeds else ""
-            cells.append(f"{fmean(epochs):.1f}{some}" if epochs else NO_NUMBER)
-        rows.append(cells)
-    return markdown_table(["training loss", *(f"epochs until AP50 {aim}" for aim in AIMS)], rows)
-
-
-def _mean_curve(
-    record: Record, schedule: str, name: str, metric: str
-) -> dict[float, tuple[float, float, float]]:
-    """Lowest, mean and highest of the seeds by epoch."""
-    found: dict[float, list[float]] = {}
-    for result in _results(record, schedule, name):
-        for point in result["curve"]:
-            if point.get(metric) is not None:
-                found.setdefault(point["epoch"], []).append(point[metric])
-    return {epoch: (min(many), fmean(many), max(many)) for epoch, many in found.items()}
-
-
 def has_training(record: Record, schedule: str, name: str) -> bool:
     """Whether a loss was trained in a schedule."""
-    return bool(_results(record, schedule, name))
+    return bool(results_of_loss(record, schedule, name))
 
 
 def chosen_by(record: Record, schedule: str, tuning: rates.Rates) -> set[str]:
     """Who has chosen the learning rates of the trainings of a schedule, in words."""
     usual = f"chosen by `{tuning.name}`, or those of the scale without its record in the folder"
-    results = [result for name in LOSSES for result in _results(record, schedule, name)]
+    results = [result for name in LOSSES for result in results_of_loss(record, schedule, name)]
     return {result.get("learning_rate_from", usual) for result in results}
 
 
@@ -349,7 +318,7 @@ def _spacing(record: Record, tunings: Mapping[str, rates.Rates]) -> str:
         schedule: [
             result["curve"][0]["epoch"]
             for name in LOSSES
-            for result in _results(record, schedule, name)
+            for result in results_of_loss(record, schedule, name)
             if result["curve"]
         ]
         for schedule in tunings

@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from rankdet.errors import ConfigError
-from rankdet.experiments import evidence, rates, time_share
+from rankdet.experiments import course, evidence, rates, time_share
 from rankdet.experiments.comparison import LOSSES, METRICS
 from rankdet.experiments.evaluations import Evaluations, evaluations_part
 from rankdet.experiments.goals import goals_part
@@ -187,14 +187,13 @@ def _seconds(name: str, records: Mapping[str, Record]) -> list[str]:
     rows = []
     for schedule in items[name].tunings:
         for loss, seconds in times.items():
-            epochs = [
-                evidence.epochs_until(records[name], schedule, loss, aim) for aim in evidence.AIMS
-            ]
+            results = evidence.results_of_loss(records[name], schedule, loss)
+            epochs = [course.epochs_until(results, aim) for aim in course.AIMS]
             if any(epochs):
                 cells = [f"{fmean(one) * seconds:,.0f}" if one else NO_NUMBER for one in epochs]
                 rows.append([f"{schedule}: {loss}", f"{seconds:.2f}", *cells])
     heading = ["schedule and loss", "seconds of an epoch"]
-    heading += [f"seconds until AP50 {aim}" for aim in evidence.AIMS]
+    heading += [f"seconds until AP50 {aim}" for aim in course.AIMS]
     text = (
         f"Alone on the machine, by the steps of `{time_share.EXPERIMENT.name}` and the epochs "
         "above (the mean over the seeds that reach it; without evaluations):"
