@@ -45,10 +45,11 @@ _CHANGES = (
     "Flips alone: in place of SSD's augmentation. Rate along a cosine: the learning rate falls "
     "from its value after the warm-up to 0, in place of two steps to a tenth. Pyramid as "
     "torchvision's: its first weights keep the size of the maps, in place of N(0, 0.01). Heads "
-    "that keep sizes: their first weights nearly do, likewise. Nine anchors: three sizes of three "
-    "shapes, as torchvision's, in place of two. A higher rate with a smaller box loss: the class "
-    "part weighs so much more, and so does the weight decay; the limit of the gradient is as much "
-    "looser."
+    "that keep sizes: their first weights nearly do, likewise. Delta: in place of 1. Hardest "
+    "negatives: 3 for each positive are ranked, in place of all. Nine anchors: three sizes of "
+    "three shapes, as torchvision's, in place of two. A higher rate with a smaller box loss: the "
+    "class part weighs so much more, and so does the weight decay; the limit of the gradient is as "
+    "much looser."
 )
 
 
@@ -109,6 +110,12 @@ def _starts(loss: str) -> Trial:
     return Trial(loss, "pyramid as torchvision's, heads that keep sizes", _STARTS)
 
 
+def _flips_and_loss(loss: str, change: str, settings: Mapping[str, Any]) -> Trial:
+    """With flips and torchvision's pyramid, other settings of the class loss."""
+    name = f"flips alone, pyramid as torchvision's, {change}"
+    return Trial(loss, name, {**_FLIPS, **_PYRAMID, "loss": {"settings": settings}})
+
+
 def _nine_anchors(loss: str) -> Trial:
     return Trial(loss, "nine anchors at a place", {"detector": {"anchor_octaves": 3}})
 
@@ -133,6 +140,8 @@ _SHORT = (
     _pyramid(_AP),
     _flips_and_pyramid(_AP),
     _flips_and_starts(_AP),
+    _flips_and_loss(_AP, "delta 0.25", {"delta": 0.25}),
+    _flips_and_loss(_AP, "hardest negatives", {"negatives": "hardest"}),
     _nine_anchors(_AP),
     Trial(_AP, "gradients not clipped", {"training": {"clip_norm": None}}),
     Trial(_AP, "no warm-up", {"training": {"warmup_steps": 0}}),
@@ -170,6 +179,7 @@ _LONG = (
     _pyramid(_AP),
     _flips_and_pyramid(_AP),
     _starts(_AP),
+    Trial(_AP, "delta 0.25", {"loss": {"settings": {"delta": 0.25}}}),
     _class_weight(_AP, 2.0),
     Trial(_OHEM),
     _flips(_OHEM),
