@@ -149,6 +149,7 @@ def detector(config: DetectorConfig, num_classes: int, activation: str) -> Detec
         "norm": norm,
         "norm_epsilon": config.norm_epsilon,
         "head_norm": config.head_norm,
+        "pyramid_channels": config.pyramid_channels,
         "anchor_scale": config.anchor_scale,
         "anchor_octaves": config.anchor_octaves,
         "anchor_ratios": config.anchor_ratios,

@@ -28,6 +28,7 @@ OTHERS: dict[str, Any] = {
     "norm_epsilon": 0.5,
     "head_norm": "group",
     "p6_from": "p5",
+    "pyramid_channels": 32,
     "pyramid_start": "torchvision",
     "head_start": "kaiming",
     "anchor_scale": 3.0,

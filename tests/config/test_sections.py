@@ -136,6 +136,7 @@ def test_the_lowest_value_is_accepted_and_what_is_below_refused(
         (DataConfig, "workers", 256, 257),
         (DetectorConfig, "norm_epsilon", 0.999, 1),
         (DetectorConfig, "frozen_stages", 5, 6),
+        (DetectorConfig, "pyramid_channels", 1024, 1025),
         (DetectorConfig, "positive_iou", 1, 1.01),
         (TrainingConfig, "momentum", 0.999, 1),
         (TrainingConfig, "decay", 1, 1.01),
@@ -271,6 +272,14 @@ def test_rois_are_not_more_than_the_proposals_that_were_asked_for() -> None:
     text = refusal(DetectorConfig, rois=301, proposals=300)
     assert text.startswith("detector.rois = 301: expected at most detector.proposals, which is 300")
     assert "or null for enough" in text
+
+
+def test_a_pyramid_has_a_multiple_of_32_channels() -> None:
+    assert DetectorConfig(pyramid_channels=96).pyramid_channels == 96
+    assert refusal(DetectorConfig, pyramid_channels=100) == (
+        "detector.pyramid_channels = 100: expected a multiple of 32. Give 128."
+    )
+    assert "of at least 32" in refusal(DetectorConfig, pyramid_channels=16)
 
 
 def test_a_detector_has_one_of_its_own_backbones() -> None:

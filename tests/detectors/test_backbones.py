@@ -35,6 +35,17 @@ def test_the_small_backbone_gives_p3_to_p5_with_64_channels() -> None:
     assert shapes == [(2, 64, 8, 12), (2, 64, 4, 6), (2, 64, 2, 3)]
 
 
+@pytest.mark.parametrize(
+    ("name", "first_level"), [("small", 3), ("mobilenet_v2", 3), ("mobilenet_v2", 2)]
+)
+def test_all_maps_of_a_pyramid_are_as_wide_as_was_asked_for(name: str, first_level: int) -> None:
+    backbone = make_backbone(name, norm="frozen", pyramid_channels=96, first_level=first_level)
+    with torch.no_grad():
+        maps = backbone(torch.rand(1, 3, 64, 64))
+    assert backbone.out_channels == 96
+    assert {level.shape[1] for level in maps.values()} == {96}
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v2"])
 def test_from_its_second_level_on_a_backbone_gives_p2_to_p6(name: str) -> None:
     backbone = make_backbone(name, norm="frozen", first_level=2)

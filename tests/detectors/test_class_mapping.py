@@ -358,6 +358,12 @@ def test_other_settings_are_seen_as_well() -> None:
     assert refusal_on_meta(dict(source), detector).endswith(
         "detector.p6_from=p5, detector.backbone=resnet18."
     )
+    with torch.device("meta"):
+        detector = make_retinanet(2, backbone="resnet18", norm="frozen", pyramid_channels=96)
+        wide = make_retinanet(2, backbone="resnet18", norm="frozen").state_dict()
+    assert refusal_on_meta(dict(wide), detector).endswith(
+        "The file fits detector.pyramid_channels=256."
+    )
 
 
 def refusal_on_meta(source: dict[str, Tensor], detector: RetinaNet) -> str:

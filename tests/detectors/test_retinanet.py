@@ -33,6 +33,15 @@ def predict(detector: RetinaNet, images: Tensor) -> Predictions:
 # ---- shapes and anchors
 
 
+@pytest.mark.parametrize("norm", [None, "group"])
+def test_pyramid_and_heads_are_as_wide_as_was_asked_for(norm: str | None) -> None:
+    detector = make_small(5, pyramid_channels=96, head_norm=norm)
+    convolutions = [layer for layer in detector.head.modules() if isinstance(layer, nn.Conv2d)]
+    assert {layer.in_channels for layer in convolutions} == {96}
+    predictions = predict(detector, torch.rand(1, 3, 64, 96))
+    assert predictions.logits.shape == (1, 6 * (8 * 12 + 4 * 6 + 2 * 3), 5)
+
+
 def test_one_stage_comes_out_with_a_row_for_each_anchor() -> None:
     predictions = predict(make_small(5), torch.rand(2, 3, 64, 96))
     num_anchors = 6 * (8 * 12 + 4 * 6 + 2 * 3)

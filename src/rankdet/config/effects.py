@@ -23,7 +23,8 @@ _OF_ROIS = ("rois", "proposals", "test_proposals")
 _OF_SSD = ("pixels", "ssd_layout")
 _OF_PYRAMIDS = (
     *("anchor_scale", "anchor_octaves", "anchor_ratios", "anchor_grid"),
-    *("p6_from", "pyramid_start", "head_start", "stride_on", "head_norm", "norm_epsilon"),
+    *("p6_from", "pyramid_channels", "pyramid_start", "head_start"),
+    *("stride_on", "head_norm", "norm_epsilon"),
 )
 _TABLE = (
     _Idle("retinanet", "", (*_OF_SSD, *_OF_ROIS)),

@@ -7,6 +7,7 @@ are read so (`completed`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ FORMAT_NAMES = ("voc", "coco", "yolo")
 SMALLEST_SIDE = 32  # of an image: the stride of the backbone's last map
 LARGEST_SIDE = 8192
 SHORTEST_SIDE_OF_VGG = 268  # of an image for SSD with VGG-16: below, its last maps vanish
+# Whatever there is at once, a group norm can share it out among its groups.
+PYRAMID_CHANNELS_STEP = 32
 BOTTLENECK_BACKBONES = ("resnet50", "resnet101", "resnext101_32x8d")  # which have a stride to move
 
 
@@ -84,17 +87,19 @@ class DetectorConfig:
     the first convolution and layer1; None: 2 with weights, 0 without. An anchor has the area
     (anchor_scale * stride * 2^(i / anchor_octaves))^2. anchor_grid: "centred" (the paper's code:
     each anchor in the middle of its stride x stride pixels) or "torchvision" (at their corner, in
-    whole pixels; spread evenly where a side is no multiple of the last stride). pyramid_start: the
-    first weights of RetinaNet's pyramid, "paper" (N(0, 0.01)) or "torchvision" (its maps begin as
-    large as their input). head_start: those of RetinaNet's heads, "paper" (N(0, 0.01), by which
-    each layer makes its map some three times smaller) or "kaiming" (nearly as large as its input).
-    SSD has the layers and boxes of its paper (ssd_layout), whatever the anchor settings; which
-    settings a detector does not look at is in `rankdet.config.effects`. pixels:
-    "imagenet" (divided by ImageNet's deviation) or "bytes" (0..255 less the mean, as torchvision's
-    published SSD). Faster R-CNN: the anchors are those of the region proposal network; rois: the
-    boxes of an image that the second stage learns from, objects included; proposals: how many the
-    first stage may give it in training (None: 2000, or rois if that is more), test_proposals:
-    otherwise. An RoI below positive_iou is background, whatever negative_iou.
+    whole pixels; spread evenly where a side is no multiple of the last stride). pyramid_channels:
+    of each map of the pyramid and each layer of RetinaNet's heads; None: 256, or 64 for the
+    backbone "small"; fewer make a light detector. pyramid_start: the first weights of RetinaNet's
+    pyramid, "paper" (N(0, 0.01)) or "torchvision" (its maps begin as large as their input).
+    head_start: those of RetinaNet's heads, "paper" (N(0, 0.01), by which each layer makes its map
+    some three times smaller) or "kaiming" (nearly as large as its input). SSD has the layers and
+    boxes of its paper (ssd_layout), whatever the anchor settings; which settings a detector does
+    not look at is in `rankdet.config.effects`. pixels: "imagenet" (divided by ImageNet's deviation)
+    or "bytes" (0..255 less the mean, as torchvision's published SSD). Faster R-CNN: the anchors are
+    those of the region proposal network; rois: the boxes of an image that the second stage learns
+    from, objects included; proposals: how many the first stage may give it in training (None: 2000,
+    or rois if that is more), test_proposals: otherwise. An RoI below positive_iou is background,
+    whatever negative_iou.
     """
 
     name: str = setting("retinanet", choices=DETECTOR_NAMES)
@@ -106,6 +111,7 @@ class DetectorConfig:
     head_norm: str | None = setting(None, choices=("group",))
     frozen_stages: int | None = setting(None, least=0, most=5)
     p6_from: str = setting("c5", choices=("c5", "p5"))
+    pyramid_channels: int | None = setting(None, least=PYRAMID_CHANNELS_STEP, most=1024)
     pyramid_start: str = setting("paper", choices=("paper", "torchvision"))
     head_start: str = setting("paper", choices=("paper", "kaiming"))
     anchor_scale: float = setting(4.0, above=0, most=100)
@@ -156,6 +162,13 @@ class DetectorConfig:
                 self.stride_on,
                 f"expected 3x3 for detector.backbone={self.backbone}, which has no bottlenecks",
                 f"Those have: {', '.join(BOTTLENECK_BACKBONES)}.",
+            )
+        if (channels := self.pyramid_channels) is not None and channels % PYRAMID_CHANNELS_STEP:
+            raise SettingError(
+                "detector.pyramid_channels",
+                channels,
+                f"expected a multiple of {PYRAMID_CHANNELS_STEP}",
+                f"Give {math.ceil(channels / PYRAMID_CHANNELS_STEP) * PYRAMID_CHANNELS_STEP}.",
             )
         stride = 4 if self.name == "faster_rcnn" and self.backbone != "small" else 8
         size = self.anchor_scale * stride  # of the smallest anchors

@@ -47,11 +47,13 @@ def make_backbone(
     norm: str = "batch",
     norm_epsilon: float = 1e-5,
     p6_from: str = "c5",
+    pyramid_channels: int | None = None,
     first_level: int = 3,
 ) -> BackboneWithFPN:
     """A module from normalised images (B, 3, H, W) to an OrderedDict of pyramid maps.
 
-    The maps are P3..P7 at strides 8..128 with 256 channels; "small", for CPUs, has P3..P5 with 64.
+    The maps are P3..P7 at strides 8..128 with 256 channels; "small", for CPUs, has P3..P5 with 64;
+    or as many as pyramid_channels says.
     With first_level 2, for Faster R-CNN, they are P2..P6 at strides 4..64, and P6 is every second
     place of P5; "small" stays as it is.
     The module is torchvision's BackboneWithFPN, so that the keys of its state dict are `body...`
@@ -73,9 +75,12 @@ def make_backbone(
     body = _make_body(name, make_norm(norm, norm_epsilon))
     if stride_on == "1x1":
         _move_strides(body.network)
-    if first_level == 2 and name != "small":
-        return _add_pyramid_from_p2(body)
-    return _add_pyramid(body, is_small=name == "small", p6_from=p6_from)
+    is_small = name == "small"
+    if pyramid_channels is None:
+        pyramid_channels = 64 if is_small else 256
+    if first_level == 2 and not is_small:
+        return _add_pyramid_from_p2(body, pyramid_channels)
+    return _add_pyramid(body, pyramid_channels, is_small=is_small, p6_from=p6_from)
 
 
 def body_stages(backbone: BackboneWithFPN) -> list[list[nn.Module]]:
@@ -169,9 +174,8 @@ def _move_strides(network: ResNet) -> None:
         first.conv1.stride, first.conv2.stride = first.conv2.stride, first.conv1.stride
 
 
-def _add_pyramid(body: Body, *, is_small: bool, p6_from: str) -> BackboneWithFPN:
+def _add_pyramid(body: Body, out_channels: int, *, is_small: bool, p6_from: str) -> BackboneWithFPN:
     """P3..P7, or P3..P5 of the small network."""
-    out_channels = 64 if is_small else 256
     *_, last = body.levels.values()
     extra_blocks = LastLevelP6P7(last if p6_from == "c5" else out_channels, out_channels)
     backbone = _with_pyramid(body, body.levels, out_channels, extra_blocks)
@@ -182,10 +186,10 @@ def _add_pyramid(body: Body, *, is_small: bool, p6_from: str) -> BackboneWithFPN
     return backbone
 
 
-def _add_pyramid_from_p2(body: Body) -> BackboneWithFPN:
+def _add_pyramid_from_p2(body: Body, out_channels: int) -> BackboneWithFPN:
     """P2..P6, as in Faster R-CNN."""
     name, width = body.c2
-    backbone = _with_pyramid(body, {name: width, **body.levels}, 256, LastLevelMaxPool())
+    backbone = _with_pyramid(body, {name: width, **body.levels}, out_channels, LastLevelMaxPool())
     backbone.strides = (4, 8, 16, 32, 64)
     return backbone
 

@@ -156,6 +156,7 @@ def make_faster_rcnn(
     norm: str = "batch",
     norm_epsilon: float = 1e-5,
     head_norm: str | None = None,
+    pyramid_channels: int | None = None,
     anchor_scale: float = 8.0,
     anchor_octaves: int = 1,
     anchor_ratios: Sequence[float] = (0.5, 1.0, 2.0),
@@ -187,7 +188,12 @@ def make_faster_rcnn(
         if getattr(settings, name) < 1:
             raise ValueError(f"{name}: expected at least 1, got {getattr(settings, name)}")
     pyramid = make_backbone(
-        backbone, stride_on=stride_on, norm=norm, norm_epsilon=norm_epsilon, first_level=2
+        backbone,
+        stride_on=stride_on,
+        norm=norm,
+        norm_epsilon=norm_epsilon,
+        pyramid_channels=pyramid_channels,
+        first_level=2,
     )
     anchors = PyramidAnchors(
         pyramid.strides, anchor_scale, anchor_octaves, anchor_ratios, anchor_grid

@@ -43,6 +43,7 @@ def make_retinanet(
     norm_epsilon: float = 1e-5,
     head_norm: str | None = None,
     p6_from: str = "c5",
+    pyramid_channels: int | None = None,
     pyramid_start: str = "paper",
     head_start: str = "paper",
     anchor_scale: float = 4.0,
@@ -71,7 +72,12 @@ def make_retinanet(
     if head_start not in ("paper", "kaiming"):
         raise ValueError(f"head_start: expected 'paper' or 'kaiming', got {head_start!r}")
     pyramid = make_backbone(
-        backbone, stride_on=stride_on, norm=norm, norm_epsilon=norm_epsilon, p6_from=p6_from
+        backbone,
+        stride_on=stride_on,
+        norm=norm,
+        norm_epsilon=norm_epsilon,
+        p6_from=p6_from,
+        pyramid_channels=pyramid_channels,
     )
     anchors = PyramidAnchors(
         pyramid.strides, anchor_scale, anchor_octaves, anchor_ratios, anchor_grid

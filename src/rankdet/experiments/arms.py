@@ -34,7 +34,9 @@ RUNS = "runs"
 _SECONDS_BETWEEN_LOOKS = 1.0
 # Settings that there were not when runs got names. At these values they are no part of a name, so
 # that runs of before are found.
-_ADDED = {"detector": {"pyramid_start": "paper", "head_start": "paper"}}
+_ADDED: dict[str, dict[str, Any]] = {
+    "detector": {"pyramid_start": "paper", "head_start": "paper", "pyramid_channels": None}
+}
 
 
 def run_folder(config: Config, request: Request) -> Path:
