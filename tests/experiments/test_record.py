@@ -37,6 +37,11 @@ def test_results_are_those_of_finished_rows(record: dict[str, Any]) -> None:
     assert state_of(record) == "Not run yet: c. Failed: b."
 
 
+def test_many_missing_rows_are_counted() -> None:
+    record: dict[str, Any] = {"plan": [str(number) for number in range(20)], "rows": {}}
+    assert state_of(record) == "Not run yet: 0, 1, 2, 3, 4, 5, 6, 7 and 12 more."
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankdet.errors import ConfigError, RankdetError
+from rankdet.errors import ConfigError, RankdetError, listed
 
 SCALES = ("smoke", "tiny", "voc320", "paper")
 Record = Mapping[str, Any]  # what ITEM.json holds
 KEY = "rankdet_reproduction"
 VERSION = 1
 # What is raised where a record is not as it was written; ConfigError is of the settings in a row.
+_MOST_NAMES = 8  # of rows, that a sentence lists
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, ConfigError)
 
 
@@ -90,13 +91,13 @@ def results_of(record: Record) -> dict[str, Any]:
 
 
 def state_of(record: Record) -> str:
-    """A sentence about what is missing of a record; "" if nothing is."""
+    """A sentence about what is missing of a record; "" if nothing is. Tables show the rest."""
     rows = record["rows"]
     failed = [key for key in record["plan"] if "error" in rows.get(key, {})]
     missing = [key for key in record["plan"] if key not in rows]
     sentences = []
     if missing:
-        sentences.append(f"Not run yet: {', '.join(missing)}.")
+        sentences.append(f"Not run yet: {listed(missing, _MOST_NAMES)}.")
     if failed:
-        sentences.append(f"Failed: {', '.join(failed)}.")
+        sentences.append(f"Failed: {listed(failed, _MOST_NAMES)}.")
     return " ".join(sentences)
