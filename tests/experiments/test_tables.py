@@ -105,6 +105,14 @@ def test_changes_of_the_user_stand_below_the_table() -> None:
     assert "Scale tiny, `--set data.size=96`, seed 0," in origin(record)
 
 
+def test_changes_of_the_user_stand_beside_what_is_said_of_the_scale(tmp_path: Path) -> None:
+    record = record_of(experiment("delta"), {"1": training(1, 2, 3)})
+    record["request"]["changes"] = ["data.size=96", "data.workers=2"]
+    note = "- **Changed, whatever the scale has: `--set data.size=96`, `--set data.workers=2`.**"
+    lines = lines_of(experiment("delta"), record, tmp_path)
+    assert lines.index(note) == 1 + next(i for i, line in enumerate(lines) if "- Scale " in line)
+
+
 def test_a_page_says_where_its_numbers_come_from(tmp_path: Path) -> None:
     item = experiment("delta")
     lines = lines_of(item, record_of(item, {"1": training(1, 2, 3)}), tmp_path)

@@ -81,6 +81,8 @@ def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 def page(record: Record, title: str, body: Sequence[str], notes: Sequence[str] = ()) -> str:
     """A whole Markdown page: title, parts of the body, notes, and where the numbers come from."""
     remarks = [scale_note(record["request"]["scale"])]
+    if changes := _changes(record):
+        remarks.append(f"**Changed, whatever the scale has: {', '.join(changes)}.**")
     if any(map(_BOLD_NUMBER.search, body)):
         remarks.append("Bold: the best number of its column.")
     remarks += notes
@@ -133,12 +135,17 @@ def origin(record: Record) -> str:
     }
     request = record["request"]
     labels = ", ".join(f"`{label}`" for label in record["labels"]) or "none"
-    changes = "".join(f" `--set {change}`," for change in request.get("changes", ()))
+    changes = "".join(f" {change}," for change in _changes(record))
     return (
         f"In the paper: {labels}. Scale {request['scale']},{changes} seed {request['seed']}, "
         f"commit {', '.join(commits) or 'unknown'}, {'; '.join(machines) or 'no machine'}, "
         f"{sum(seconds.values()):,.0f} s for {len(rows)} of {len(record['plan'])} rows."
     )
+
+
+def _changes(record: Record) -> list[str]:
+    """What the user has changed, as options."""
+    return [f"`--set {change}`" for change in record["request"].get("changes", ())]
 
 
 def _commits_of_rows(record: Record) -> str:
