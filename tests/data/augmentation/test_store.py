@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import ClassVar
 
 import pytest
 import torch
@@ -149,6 +150,24 @@ def test_threads_and_pieces_change_nothing(
     got = ImageStore.from_dataset(Slow(), "cpu", num_threads=num_threads)
     assert torch.equal(got.pixels, expected.pixels)
     assert_close(vars(got.targets), vars(expected.targets), rtol=0, atol=0)
+
+
+def test_torch_works_alone_in_each_thread_and_afterwards_as_before() -> None:
+    class Asking(CountingDataset):
+        nums_threads: ClassVar[list[int]] = []
+
+        def image(self, index: int) -> Tensor:
+            self.nums_threads.append(torch.get_num_threads())
+            return super().image(index)
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        ImageStore.from_dataset(Asking(), "cpu", num_threads=2)
+        assert Asking.nums_threads == [1, 1, 1, 1]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(usual)
 
 
 @pytest.mark.parametrize("error", [RankdetError("image 1 is broken"), KeyboardInterrupt()])

@@ -116,12 +116,23 @@ class ImageStore:
 
 @contextmanager
 def _threads(num_threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that end with an error, or with Ctrl-C: what nobody has begun is not done."""
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="read-images")
+    """Threads that end with an error, or with Ctrl-C: what nobody has begun is not done.
+
+    In each of them torch works alone: helpers of its own, for copies of a few hundred kilobytes,
+    would fight for the processors, above all where several trainings start at the same time.
+    """
+    usual = torch.get_num_threads()
+    pool = ThreadPoolExecutor(
+        num_threads,
+        thread_name_prefix="read-images",
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(usual)  # what a thread sets, later ones take over
 
 
 def _pieces(lengths: Sequence[int], most: int) -> Iterator[range]:
