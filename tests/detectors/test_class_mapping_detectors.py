@@ -252,7 +252,8 @@ def test_settings_of_a_faster_rcnn_are_seen() -> None:
         more = make_faster_rcnn(2, anchor_octaves=2, anchor_ratios=(0.5, 1.0, 2.0))
     text = refusal(other, tensors)
     assert text.endswith(
-        "The file fits detector.head_norm=null, detector.backbone=resnet50, detector.norm=frozen."
+        "The file fits detector.head_norm=null, detector.pyramid_channels=256, "
+        "detector.backbone=resnet50, detector.norm=frozen."
     )
     assert refusal(more, tensors) == (
         "x.pth: it has 3 anchors at each place, the detector 6. "
