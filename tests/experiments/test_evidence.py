@@ -17,7 +17,7 @@ from rankdet.experiments.arms import run_folder
 from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.evidence import (
     RETINANET,
-    RETINANET_EXPERIMENT,
+    RETINANET_FLIPS,
     RETINANET_LONGEST,
     SSD,
     Evidence,
@@ -25,6 +25,7 @@ from rankdet.experiments.evidence import (
     values_of,
 )
 from rankdet.experiments.experiment import Request, reproduce
+from rankdet.experiments.items import experiment
 from rankdet.experiments.record import read_record
 from rankdet.experiments.schedules import schedules
 from rankdet.experiments.seed_statistics import welch_interval
@@ -95,7 +96,7 @@ def test_what_is_finished_first_has_one_seed_of_each_loss(voc320: Request) -> No
     ]
 
 
-@pytest.mark.parametrize("item", [RETINANET, SSD])
+@pytest.mark.parametrize("item", [RETINANET, RETINANET_FLIPS, SSD])
 def test_a_row_is_trained_as_its_key_says(item: Evidence, voc320: Request) -> None:
     lengths = {"short": (6, (4.2, 5.4), 1), "long": (18, (12.6, 16.2), 2)}
     for row in item.plan(voc320):
@@ -114,7 +115,7 @@ def test_a_row_is_trained_as_its_key_says(item: Evidence, voc320: Request) -> No
         assert row.is_outcome
 
 
-@pytest.mark.parametrize("item", [RETINANET, SSD])
+@pytest.mark.parametrize("item", [RETINANET, RETINANET_FLIPS, SSD])
 def test_losses_differ_in_nothing_but_their_settings_and_learning_rates(
     item: Evidence, voc320: Request
 ) -> None:
@@ -128,6 +129,17 @@ def test_losses_differ_in_nothing_but_their_settings_and_learning_rates(
             assert other.training.learning_rate != first.training.learning_rate
             training = replace(other.training, learning_rate=first.training.learning_rate)
             assert replace(other, loss=first.loss, training=training) == first
+
+
+def test_flips_and_the_other_start_are_all_that_differs_from_the_scale_s_settings(
+    voc320: Request,
+) -> None:
+    for usual, row in zip(RETINANET.plan(voc320), RETINANET_FLIPS.plan(voc320), strict=True):
+        expected, config = usual.trainings[0], row.trainings[0]
+        assert (expected.data.augmentation, config.data.augmentation) == ("ssd", "flip")
+        data = replace(expected.data, augmentation="flip")
+        detector = replace(expected.detector, pyramid_start="torchvision")
+        assert config == replace(expected, data=data, detector=detector)
 
 
 def test_the_focal_loss_of_ssd_has_the_paper_s_settings(voc320: Request) -> None:
@@ -168,10 +180,10 @@ def test_the_learning_rates_are_those_that_the_records_of_rates_chose(
 
     monkeypatch.setattr(rates, "outcome", outcome)
     request = Request("voc320", tmp_path, voc="VOC2012", seeds=1)
-    reproduce(rates.SSD_EXPERIMENT, request)
+    reproduce(experiment("rates-ssd"), request)
     assert learning_rates() == {"short": short, "long": short}
     best, second = long, short
-    reproduce(rates.SSD_LONG_EXPERIMENT, request)
+    reproduce(experiment("rates-ssd-long"), request)
     assert learning_rates() == {"short": short, "long": long}
     with pytest.raises(ConfigError, match=r"rates-ssd\.json"):
         SSD.plan(replace(request, scale="smoke"))
@@ -188,9 +200,9 @@ def test_more_seeds_keep_the_rows_of_before(
 
     monkeypatch.setattr(evidence, "outcome", outcome)
     request = Request("smoke", tmp_path, seeds=1)
-    before = reproduce(RETINANET_EXPERIMENT, request)["rows"]
+    before = reproduce(experiment(RETINANET.name), request)["rows"]
     assert calls == [0] * 8
-    record = reproduce(RETINANET_EXPERIMENT, replace(request, seeds=3))
+    record = reproduce(experiment(RETINANET.name), replace(request, seeds=3))
     assert calls == [0] * 8 + [1] * 4 + [2] * 4 + [1] * 4 + [2] * 4
     assert len(record["rows"]) == 24
     assert {key: record["rows"][key] for key in before} == before
@@ -207,7 +219,7 @@ def test_a_training_that_diverges_is_a_failed_seed_beside_the_others(
 
     monkeypatch.setattr(evidence, "outcome", outcome)
     with pytest.raises(TrainingError, match=r"2 rows of 16 failed.*AUC-Loss: seed 1"):
-        reproduce(RETINANET_EXPERIMENT, Request("smoke", tmp_path, seeds=2))
+        reproduce(experiment(RETINANET.name), Request("smoke", tmp_path, seeds=2))
     text = (tmp_path / "evidence-retinanet.md").read_text(encoding="utf-8")
     assert "| 1 of 2, 1 failed | 30.00 |" in text
 

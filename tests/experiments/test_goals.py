@@ -46,7 +46,7 @@ def line(found: dict[str, str], words: str) -> str:
 
 def test_without_records_nothing_was_run() -> None:
     found = lines({})
-    assert len(found) == 8
+    assert len(found) == 10
     assert {rest.rpartition("| ")[2] for rest in found.values()} == {"not run"}
 
 

@@ -15,9 +15,10 @@ from rankdet.errors import ConfigError, TrainingError
 from rankdet.experiments import rates, scales
 from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.experiment import Request, reproduce
+from rankdet.experiments.items import experiment
 from rankdet.experiments.rates import (
     RETINANET,
-    RETINANET_EXPERIMENT,
+    RETINANET_FLIPS,
     RETINANET_LONG,
     SSD,
     SSD_LONG,
@@ -32,7 +33,6 @@ AP_OF_RATES = {0.0025: 10.0, 0.005: 30.0, 0.01: 20.0, 0.02: 5.0}
 def voc320(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
     """At voc320, before any rate was added at the edge."""
     monkeypatch.setattr(rates, "MORE_RATES", {})
-    monkeypatch.setattr(rates, "MORE_LONG_RATES", {})
     return Request("voc320", tmp_path, voc="VOC2012")
 
 
@@ -85,7 +85,11 @@ def write(record: Mapping[str, Any], request: Request, tuning: Rates = RETINANET
 
 @pytest.mark.parametrize(
     ("tuning", "tried"),
-    [(RETINANET, (0.0025, 0.005, 0.01, 0.02)), (SSD, (0.0005, 0.001, 0.002, 0.004))],
+    [
+        (RETINANET, (0.0025, 0.005, 0.01, 0.02)),
+        (RETINANET_FLIPS, (0.0025, 0.005, 0.01, 0.02)),
+        (SSD, (0.0005, 0.001, 0.002, 0.004)),
+    ],
 )
 def test_every_loss_is_trained_at_the_same_four_rates(
     tuning: Rates, tried: tuple[float, ...], voc320: Request
@@ -104,7 +108,7 @@ def test_a_rate_is_the_one_of_the_step_as_it_is(voc320: Request) -> None:
     assert {(one.batch_size, one.reference_batch_size) for one in trainings} == {(32, 32)}
 
 
-@pytest.mark.parametrize("tuning", [RETINANET, SSD, RETINANET_LONG, SSD_LONG])
+@pytest.mark.parametrize("tuning", rates.ALL)
 def test_the_validation_split_chooses_nothing(tuning: Rates, voc320: Request) -> None:
     for row in tuning.plan(voc320):
         data = row.trainings[0].data
@@ -149,16 +153,16 @@ def test_the_focal_loss_of_ssd_alone_has_the_paper_s_settings(voc320: Request) -
 def test_further_rates_of_one_loss_come_in_order(
     voc320: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rates, "MORE_RATES", {("ssd", "auc"): (0.008, 0.00025)})
-    assert rates.rates_of("ssd", "auc", voc320) == (0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008)
+    monkeypatch.setattr(rates, "MORE_RATES", {("rates-ssd", "auc"): (0.008, 0.00025)})
+    assert SSD.all_rates("auc", voc320) == [0.00025, 0.0005, 0.001, 0.002, 0.004, 0.008]
     assert len(SSD.plan(voc320)) == 4 * 4 + 2
     assert len(RETINANET.plan(voc320)) == 4 * 4
 
 
 def test_elsewhere_the_rates_are_around_the_scale_s_own(tmp_path: Path) -> None:
     # The demo has 0.003 for 16 images; a step of smoke has 8.
-    tried = rates.rates_of("retinanet", "ap", Request("smoke", tmp_path))
-    assert tried == pytest.approx((0.00075, 0.0015, 0.003, 0.006))
+    tried = RETINANET.all_rates("ap", Request("smoke", tmp_path))
+    assert tried == pytest.approx([0.00075, 0.0015, 0.003, 0.006])
     training = RETINANET.plan(Request("smoke", tmp_path))[1].trainings[0].training
     assert training.learning_rate == pytest.approx(0.0015)
     assert training.reference_batch_size == training.batch_size == 8
@@ -188,7 +192,8 @@ def test_the_long_schedule_tries_the_two_best_rates_of_the_short_one(voc320: Req
 def test_further_rates_of_the_long_schedule_come_besides_the_two_best(
     voc320: Request, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rates, "MORE_LONG_RATES", {("retinanet", "focal"): (0.0025, 0.005)})
+    more = {("rates-retinanet-long", "focal"): (0.0025, 0.005)}
+    monkeypatch.setattr(rates, "MORE_RATES", more)
     write(finished(voc320), voc320)
     keys = [row.key for row in RETINANET_LONG.plan(voc320)]
     assert [key for key in keys if key.startswith("Focal")] == [
@@ -417,7 +422,7 @@ def test_a_training_that_diverges_is_a_row_that_says_so_and_is_not_tried_again(
         return result(20.0 + 100 * config.training.learning_rate)
 
     monkeypatch.setattr(rates, "outcome", outcome)
-    reproduce(RETINANET_EXPERIMENT, voc320)  # and no error at the end
+    reproduce(experiment(RETINANET.name), voc320)  # and no error at the end
     assert len(calls) == 16
     record = read_record(voc320.out / "rates-retinanet.json")
     row = record["rows"]["AP-Loss: 0.02"]
@@ -426,7 +431,7 @@ def test_a_training_that_diverges_is_a_row_that_says_so_and_is_not_tried_again(
     text = (voc320.out / "rates-retinanet.md").read_text(encoding="utf-8")
     assert "| AP-Loss | 0.02 | diverged | – | – |  |" in text
     assert "Failed" not in text
-    reproduce(RETINANET_EXPERIMENT, voc320)
+    reproduce(experiment(RETINANET.name), voc320)
     assert len(calls) == 16
     expected = {"ohem": 0.02, "focal": 0.02, "auc": 0.02, "ap": 0.01}
     assert rates.best_rates(RETINANET, voc320)[0] == expected

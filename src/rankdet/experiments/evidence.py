@@ -46,18 +46,19 @@ class Evidence:
     """The four losses with one detector, at the learning rates that were chosen for each schedule.
 
     tunings: by schedule, which rates they are. group: the heading of its columns in the paper's
-    table.
+    table. setting: what is not as the scale has it, in words.
     """
 
     name: str
     title: str
     tunings: Mapping[str, rates.Rates]
     group: str
+    setting: str = ""
 
     @property
-    def detector(self) -> str:
-        """The detector as the paper writes it."""
-        return self.group.partition(" + ")[0]
+    def subject(self) -> str:
+        """The detector as the paper writes it, and what is not as the scale has it."""
+        return f"{self.group.partition(' + ')[0]} {self.setting}".rstrip()
 
     def plan(self, request: Request) -> list[Row]:
         """A row for each schedule, loss and seed."""
@@ -85,8 +86,7 @@ class Evidence:
         )
 
     def _config(self, schedule: str, name: str, rate: float, seed: int, request: Request) -> Config:
-        detector = self.tunings[schedule].detector
-        config = rates.tuned_config(detector, LOSSES[name], rate, schedule, request)
+        config = self.tunings[schedule].tuned_config(LOSSES[name], rate, schedule, request)
         return with_changes(request, replace(config, seed=seed))
 
     def first_configs(self, schedule: str, request: Request) -> dict[str, Config]:
@@ -327,11 +327,20 @@ def _spacing(record: Record, tunings: Mapping[str, rates.Rates]) -> str:
     return f"Epochs between these: {', '.join(texts)}." if texts else ""
 
 
+_TITLE = "four losses at their best learning rates, seeds and schedules, {}"
+
 RETINANET = Evidence(
     "evidence-retinanet",
-    "four losses at their best learning rates, seeds and schedules, RetinaNet",
+    _TITLE.format("RetinaNet"),
     {SHORT: rates.RETINANET, LONG: rates.RETINANET_LONG},
     "RetinaNet + PASCAL VOC",
+)
+RETINANET_FLIPS = Evidence(
+    "evidence-retinanet-flips",
+    _TITLE.format(f"RetinaNet {rates.FLIPS_AND_PYRAMID_TEXT}"),
+    {SHORT: rates.RETINANET_FLIPS, LONG: rates.RETINANET_FLIPS_LONG},
+    "RetinaNet + PASCAL VOC",
+    rates.FLIPS_AND_PYRAMID_TEXT,
 )
 RETINANET_LONGEST = Evidence(
     "longest-retinanet",
@@ -341,10 +350,11 @@ RETINANET_LONGEST = Evidence(
 )
 SSD = Evidence(
     "evidence-ssd",
-    "four losses at their best learning rates, seeds and schedules, SSD",
+    _TITLE.format("SSD"),
     {SHORT: rates.SSD, LONG: rates.SSD_LONG},
     "SSD + PASCAL VOC",
 )
+ALL = (RETINANET, RETINANET_FLIPS, RETINANET_LONGEST, SSD)
 
 
 def _experiment(evidence: Evidence) -> Experiment:
@@ -359,5 +369,4 @@ def _experiment(evidence: Evidence) -> Experiment:
     )
 
 
-RETINANET_EXPERIMENT, SSD_EXPERIMENT = _experiment(RETINANET), _experiment(SSD)
-RETINANET_LONGEST_EXPERIMENT = _experiment(RETINANET_LONGEST)
+EXPERIMENTS = tuple(map(_experiment, ALL))

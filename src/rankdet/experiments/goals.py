@@ -32,10 +32,10 @@ def goals_part(records: Mapping[str, Record], evaluations: Evaluations) -> str:
 
 def _differences(records: Mapping[str, Record]) -> Iterator[Line]:
     """How well it is known by how much AP-loss is ahead, or behind: a line for each schedule."""
-    for one in (evidence.RETINANET, evidence.RETINANET_LONGEST, evidence.SSD):
+    for one in evidence.ALL:
         for schedule in one.tunings:
             goal = (
-                f"AP of {evidence.OURS} less the best other's, {one.detector}, {schedule} "
+                f"AP of {evidence.OURS} less the best other's, {one.subject}, {schedule} "
                 f"schedule: known to ± {HALF_WIDTH:g} (95 %)"
             )
             yield goal, *_difference(records.get(one.name), schedule)
@@ -59,7 +59,7 @@ def _accuracy(records: Mapping[str, Record], evaluations: Evaluations) -> Line:
     """The best RetinaNet with ResNet-50, tested at one size and at several."""
     of_trainings = [
         value
-        for one in (evidence.RETINANET, evidence.RETINANET_LONGEST)
+        for one in (evidence.RETINANET, evidence.RETINANET_FLIPS, evidence.RETINANET_LONGEST)
         if (record := records.get(one.name)) is not None
         for result in results_of(record).values()
         if (value := (result["metrics"] or {}).get("AP50")) is not None

@@ -10,7 +10,7 @@ its rate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,21 @@ from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, 
 
 # At voc320, for the images of a step.
 RATES = {"retinanet": (0.0025, 0.005, 0.01, 0.02), "ssd": (0.0005, 0.001, 0.002, 0.004)}
-# Further ones, by detector and loss: where the best was at the edge of those above.
-MORE_RATES: dict[tuple[str, str], tuple[float, ...]] = {("retinanet", "focal"): (0.04, 0.08)}
-# Tried in the long schedule besides the two best of the short one, at voc320: again, where the best
-# was at the edge.
-MORE_LONG_RATES: dict[tuple[str, str], tuple[float, ...]] = {
-    ("retinanet", "ohem"): (0.0025,),
-    ("retinanet", "focal"): (0.01, 0.08),
-    ("retinanet", "ap"): (0.02,),
+# Further ones, by experiment and loss: where the best was at the edge of those above.
+MORE_RATES: dict[tuple[str, str], tuple[float, ...]] = {
+    ("rates-retinanet", "focal"): (0.04, 0.08),
+    # In the long schedule besides the two best of the short one.
+    ("rates-retinanet-long", "ohem"): (0.0025,),
+    ("rates-retinanet-long", "focal"): (0.01, 0.08),
+    ("rates-retinanet-long", "ap"): (0.02,),
 }
+# Flips in place of SSD's augmentation, and first weights of the pyramid that keep the size of its
+# maps: settings with which every loss learns sooner.
+FLIPS_AND_PYRAMID: Mapping[str, Any] = {
+    "data": {"augmentation": "flip"},
+    "detector": {"pyramid_start": "torchvision"},
+}
+FLIPS_AND_PYRAMID_TEXT = "with flips alone and torchvision's first pyramid"
 # At the other scales, times the scale's own rate.
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 # The share of the training images; smoke has so few that none would be held out of a tenth.
@@ -53,7 +59,7 @@ class Rates:
     """The learning rates of the four losses with one detector, in one schedule.
 
     first: that of the short schedule, of whose rates the best two of each loss are tried here;
-    None: all are tried.
+    None: all are tried. changes: other settings than the scale's, of every training.
     """
 
     name: str
@@ -61,13 +67,14 @@ class Rates:
     detector: str
     schedule: str = SHORT
     first: Rates | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def plan(self, request: Request) -> list[Row]:
         """A row for each loss and rate."""
         rows = []
         for name, loss in LOSSES.items():
             for rate in self._tried(loss, request):
-                config = held_out_config(self.detector, loss, rate, self.schedule, request)
+                config = self.held_out_config(loss, rate, request)
                 rows.append(
                     Row(
                         key=f"{name}: {rate:g}",
@@ -83,9 +90,32 @@ class Rates:
         if self.first is not None and (record := _finished_record(self.first, request)):
             best = _by_value(record, loss)[:NUM_KEPT]
             if request.scale == "voc320":
-                best += MORE_LONG_RATES.get((self.detector, loss), ())
+                best += MORE_RATES.get((self.name, loss), ())
             return sorted(set(best))
-        return rates_of(self.detector, loss, request)
+        return (self.first or self).all_rates(loss, request)
+
+    def all_rates(self, loss: str, request: Request) -> Sequence[float]:
+        """The learning rates that are tried in the short schedule, in ascending order."""
+        if request.scale == "voc320":
+            return sorted({*RATES[self.detector], *MORE_RATES.get((self.name, loss), ())})
+        return [usual_rate(self.detector, loss, request) * factor for factor in FACTORS]
+
+    def tuned_config(self, loss: str, rate: float, schedule: str, request: Request) -> Config:
+        """The settings of a training with this loss and rate in a schedule, without the --set.
+
+        rate: for the images of a step, as it is used.
+        """
+        base = base_config(request, Training(detector=self.detector))
+        config = with_schedule(base, schedules(request.scale, base.training.epochs)[schedule])
+        training = {"learning_rate": rate, "reference_batch_size": base.training.batch_size}
+        changes = {**loss_changes(loss, self.detector), "training": training}
+        return merge(merge(config, {**changes, "evaluation": {"pictures": False}}), self.changes)
+
+    def held_out_config(self, loss: str, rate: float, request: Request) -> Config:
+        """The same, judged at its end on images held out of the training split; with the --set."""
+        data = {"hold_out": HELD_OUT[request.scale], "val_split": None}
+        config = self.tuned_config(loss, rate, self.schedule, request)
+        return with_changes(request, merge(config, {"data": data, "evaluation": {"every": 0}}))
 
     def markdown(self, record: Record) -> str:
         record = self._with_newer_rates(record)
@@ -108,11 +138,10 @@ class Rates:
         """The record with rates in its plan that are to be tried since it was made."""
         if record["request"]["scale"] != "voc320":
             return record
-        more = MORE_RATES if self.first is None else MORE_LONG_RATES
         keys = [
             f"{name}: {rate:g}"
             for name, loss in LOSSES.items()
-            for rate in more.get((self.detector, loss), ())
+            for rate in MORE_RATES.get((self.name, loss), ())
         ]
         return {**record, "plan": list(dict.fromkeys([*record["plan"], *keys]))}
 
@@ -154,34 +183,6 @@ def is_edge(record: Record, name: str, rate: float) -> bool:
     tried, results = tried_rates(record, LOSSES[name]), results_of(record)
     shown = {number(_value(results.get(key), _CHOSEN_BY)) for key in tried.values()}
     return len(shown) > 1 and rate in (min(tried), max(tried))
-
-
-def tuned_config(detector: str, loss: str, rate: float, schedule: str, request: Request) -> Config:
-    """The settings of a training with this loss and rate in a schedule, without the user's --set.
-
-    rate: for the images of a step, as it is used.
-    """
-    base = base_config(request, Training(detector=detector))
-    config = with_schedule(base, schedules(request.scale, base.training.epochs)[schedule])
-    training = {"learning_rate": rate, "reference_batch_size": base.training.batch_size}
-    changes = {**loss_changes(loss, detector), "training": training}
-    return merge(config, {**changes, "evaluation": {"pictures": False}})
-
-
-def held_out_config(
-    detector: str, loss: str, rate: float, schedule: str, request: Request
-) -> Config:
-    """The same, judged at its end on images held out of the training split; with the --set."""
-    data = {"hold_out": HELD_OUT[request.scale], "val_split": None}
-    config = tuned_config(detector, loss, rate, schedule, request)
-    return with_changes(request, merge(config, {"data": data, "evaluation": {"every": 0}}))
-
-
-def rates_of(detector: str, loss: str, request: Request) -> tuple[float, ...]:
-    """The learning rates that are tried, in ascending order."""
-    if request.scale == "voc320":
-        return tuple(sorted({*RATES[detector], *MORE_RATES.get((detector, loss), ())}))
-    return tuple(usual_rate(detector, loss, request) * factor for factor in FACTORS)
 
 
 def usual_rate(detector: str, loss: str, request: Request) -> float:
@@ -307,10 +308,23 @@ _TITLE = "four losses at several learning rates, {}, judged on a tenth of train"
 _LONG_TITLE = "four losses at the best rates of the short schedule, {}, long schedule, on a tenth"
 
 RETINANET = Rates("rates-retinanet", _TITLE.format("RetinaNet"), "retinanet")
-SSD = Rates("rates-ssd", _TITLE.format("SSD"), "ssd")
-RETINANET_LONG, SSD_LONG = (
-    Rates(f"{first.name}-long", _LONG_TITLE.format(text), first.detector, LONG, first)
-    for first, text in ((RETINANET, "RetinaNet"), (SSD, "SSD"))
+_FLIPS_TEXT = f"RetinaNet {FLIPS_AND_PYRAMID_TEXT}"
+RETINANET_FLIPS = Rates(
+    "rates-retinanet-flips",
+    _TITLE.format(_FLIPS_TEXT),
+    "retinanet",
+    changes=FLIPS_AND_PYRAMID,
 )
-RETINANET_EXPERIMENT, SSD_EXPERIMENT = _experiment(RETINANET), _experiment(SSD)
-RETINANET_LONG_EXPERIMENT, SSD_LONG_EXPERIMENT = map(_experiment, (RETINANET_LONG, SSD_LONG))
+SSD = Rates("rates-ssd", _TITLE.format("SSD"), "ssd")
+RETINANET_LONG, RETINANET_FLIPS_LONG, SSD_LONG = (
+    replace(
+        first,
+        name=f"{first.name}-long",
+        title=_LONG_TITLE.format(text),
+        schedule=LONG,
+        first=first,
+    )
+    for first, text in ((RETINANET, "RetinaNet"), (RETINANET_FLIPS, _FLIPS_TEXT), (SSD, "SSD"))
+)
+ALL = (RETINANET, RETINANET_LONG, RETINANET_FLIPS, RETINANET_FLIPS_LONG, SSD, SSD_LONG)
+EXPERIMENTS = tuple(map(_experiment, ALL))

@@ -29,6 +29,7 @@ SCALE = "voc320"
 # What the page shows first, in this order; the other items come after these.
 ITEMS = (
     *("rates-retinanet", "rates-retinanet-long", "evidence-retinanet", "longest-retinanet"),
+    *("rates-retinanet-flips", "rates-retinanet-flips-long", "evidence-retinanet-flips"),
     *("predictions", "trials", "trials-long", "gradient-size"),
     *("rates-ssd", "rates-ssd-long", "evidence-ssd", "rois"),
     *("ranked-together", "batch-size", "delta", "sigmoid", "interpolation", "sampling", "ghm-dr"),
@@ -114,10 +115,9 @@ def results_page(
 
 def readme_part(records: Mapping[str, Record]) -> str:
     """The accuracy of every loss in `evidence`, and how far AP-loss is ahead of the best other."""
-    items = (evidence.RETINANET, evidence.RETINANET_LONGEST, evidence.SSD)
-    shown = {one.name: records[one.name] for one in items if one.name in records}
+    shown = {one.name: records[one.name] for one in evidence.ALL if one.name in records}
     parts = []
-    for one in items:
+    for one in evidence.ALL:
         for schedule in one.tunings:
             if one.name in shown and _has_numbers(shown[one.name], schedule):
                 parts += _accuracy(one, shown[one.name], schedule)
@@ -261,7 +261,7 @@ def _accuracy(one: evidence.Evidence, record: Record, schedule: str) -> list[str
         for name in LOSSES
     ]
     parts = [
-        f"**{one.detector}, {evidence.schedule_title(record, schedule)}**",
+        f"**{one.subject}, {evidence.schedule_title(record, schedule)}**",
         markdown_table(["training loss", "seeds", *METRICS], rows),
     ]
     differences = [

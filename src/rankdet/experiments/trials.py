@@ -24,11 +24,11 @@ from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
 from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.rates import (
+    FLIPS_AND_PYRAMID,
     RETINANET,
     RETINANET_LONG,
     Rates,
     best_rates,
-    held_out_config,
     outcome_or_divergence,
     usual_rate,
 )
@@ -98,7 +98,7 @@ def _pyramid(loss: str) -> Trial:
 
 
 def _flips_and_pyramid(loss: str) -> Trial:
-    return Trial(loss, "flips alone, pyramid as torchvision's", {**_FLIPS, **_PYRAMID})
+    return Trial(loss, "flips alone, pyramid as torchvision's", FLIPS_AND_PYRAMID)
 
 
 def _flips_and_starts(loss: str) -> Trial:
@@ -113,7 +113,7 @@ def _starts(loss: str) -> Trial:
 def _flips_and_loss(loss: str, change: str, settings: Mapping[str, Any]) -> Trial:
     """With flips and torchvision's pyramid, other settings of the class loss."""
     name = f"flips alone, pyramid as torchvision's, {change}"
-    return Trial(loss, name, {**_FLIPS, **_PYRAMID, "loss": {"settings": settings}})
+    return Trial(loss, name, {**FLIPS_AND_PYRAMID, "loss": {"settings": settings}})
 
 
 def _nine_anchors(loss: str) -> Trial:
@@ -220,9 +220,8 @@ class Trials:
         return f"the scale's own, not always the choice of `{self.rates.name}`"
 
     def _row(self, trial: Trial, rate: float, request: Request) -> Row:
-        detector, schedule = self.rates.detector, self.rates.schedule
         loss, rate = LOSSES[trial.loss], trial.rate_factor * rate
-        usual = held_out_config(detector, loss, rate, schedule, request)
+        usual = self.rates.held_out_config(loss, rate, request)
         changed = merge(usual, trial.settings)
         config = usual if trial.is_of_evaluation else changed
         run: Callable[[], Mapping[str, Any]] = partial(outcome_or_divergence, config, request)
