@@ -300,3 +300,28 @@ def test_a_number_of_a_record_that_is_none_is_told_with_the_file(tmp_path: Path)
     assert result.exit_code == 1
     assert isinstance(result.exception, RankdetError | SystemExit)
     assert "Traceback" not in result.output
+
+
+def test_a_dry_run_says_what_is_to_be_trained_and_runs_nothing(
+    calls: Calls, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    result = invoke("reproduce", "interpolation", "--out", str(out), "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == "2 rows to do, with 2 trainings: at most 6 steps."
+    assert not calls.requests
+    assert not out.exists()
+
+
+def test_a_dry_run_of_all_goes_on_after_an_experiment_that_cannot_be_planned(
+    calls: Calls, tmp_path: Path
+) -> None:
+    (tmp_path / "delta.json").write_text("{}")
+    result = invoke("reproduce", "all", "--out", str(tmp_path), "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert f"delta: {tmp_path / 'delta.json'}: " in result.output
+    for item in EXPERIMENTS:
+        assert item.name == "delta" or f"{item.name}: {item.summary}" in result.output
+    assert not calls.requests
+    alone = invoke("reproduce", "delta", "--out", str(tmp_path), "--dry-run")
+    assert isinstance(alone.exception, RankdetError)

@@ -136,6 +136,14 @@ DeleteRuns = Annotated[
         "trains it again.",
     ),
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Say which rows are recorded, which are to be run, and how many epochs these train; "
+        "run and write nothing.",
+    ),
+]
 ForceRecord = Annotated[
     bool,
     typer.Option(
@@ -257,6 +265,7 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
         rows: Rows = None,
         jobs: Jobs = 1,
         delete_runs: DeleteRuns = False,
+        dry_run: DryRun = False,
         settings: Settings = None,
         force: ForceRecord = False,
     ) -> None:
@@ -276,7 +285,7 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
         )
         if seeds is not None and not any(item.has_seeds for item in items):
             typer.echo(f"--seeds {seeds} is not used: this experiment has --seed alone.", err=True)
-        _run(items, request, force)
+        (_preview if dry_run else _run)(items, request, force)
 
     return reproduce_items
 
@@ -309,6 +318,19 @@ for _item in ITEMS:
 
 def _absolute(path: Path | None) -> str | None:
     return None if path is None else data_path(str(path))
+
+
+def _preview(items: Sequence[Experiment], request: Request, is_forced: bool) -> None:
+    """Say what `_run` would do. An item that cannot be planned does not end the others."""
+    from rankdet.experiments.preview import preview
+
+    for item in items:
+        try:
+            typer.echo(preview(item, request, is_forced=is_forced))
+        except RankdetError as error:
+            if len(items) == 1:
+                raise
+            typer.echo(f"{item.name}: {error}")
 
 
 def _run(items: Sequence[Experiment], request: Request, is_forced: bool) -> None:

@@ -16,7 +16,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -150,6 +150,18 @@ def has_run(folder: Path, config: Config) -> bool:
 def folders_of(row: Row, request: Request) -> set[Path]:
     """Where the trainings of a row are, or will be."""
     return {run_folder(config, request) for config in row.trainings}
+
+
+def unfinished_trainings(rows: Sequence[Row], request: Request) -> dict[Path, Config]:
+    """What has to be trained for these rows, by its folder, each once and in their order."""
+    found = {}
+    for row in rows:
+        is_there = has_outcome if row.is_outcome else has_run
+        for config in row.trainings:
+            folder = run_folder(config, request)
+            if not is_there(folder, config):
+                found[folder] = config
+    return found
 
 
 def delete_runs(row: Row, request: Request, kept: Collection[Path]) -> None:

@@ -139,9 +139,9 @@ def reproduce(
     """
     rows = experiment.plan(request)
     assert len({row.key for row in rows}) == len(rows), "each row has its own name"
-    chosen = _chosen_keys(experiment, rows, request.rows)
+    chosen = chosen_keys(experiment, rows, request.rows)
     with _alone_with(request.out, experiment.name):
-        record = _begun_record(experiment, request, rows, chosen, is_forced)
+        record = begun_record(experiment, request, rows, chosen, is_forced)
         waiting = [row for row in rows if "result" not in record["rows"].get(row.key, {})]
         if len(waiting) < len(rows):
             done = counted(len(rows) - len(waiting), "row")
@@ -188,7 +188,7 @@ def refuse_foreign_views(experiment: Experiment, out: Path, *, is_forced: bool =
     refuse_foreign(file.with_suffix(".png"), FIGURE_MARK, is_forced)
 
 
-def _begun_record(
+def begun_record(
     experiment: Experiment,
     request: Request,
     rows: Sequence[Row],
@@ -246,7 +246,7 @@ def _begun_record(
     return record
 
 
-def _chosen_keys(experiment: Experiment, rows: Sequence[Row], wanted: Sequence[str]) -> set[str]:
+def chosen_keys(experiment: Experiment, rows: Sequence[Row], wanted: Sequence[str]) -> set[str]:
     """The names of the rows that --rows asks for: one that is just the words, else all with them.
 
     Without --rows all of them.

@@ -18,9 +18,8 @@ from rankdet.experiments.arms import (
     alone_with,
     folders_of,
     has_outcome,
-    has_run,
     keep_outcome,
-    run_folder,
+    unfinished_trainings,
 )
 from rankdet.experiments.experiment import Request, Row, Stopped
 from rankdet.output import write_whole
@@ -43,7 +42,7 @@ def rows_as_trained(rows: Sequence[Row], request: Request) -> Iterator[Row]:
     after the rows that were finished by then; the trainings have saved themselves.
     """
     left = {row.key: row for row in rows}
-    unfinished = _unfinished(rows, request)
+    unfinished = unfinished_trainings(rows, request)
 
     def ready() -> list[Row]:
         found = [
@@ -59,18 +58,6 @@ def rows_as_trained(rows: Sequence[Row], request: Request) -> Iterator[Row]:
             del unfinished[folder]
             yield from ready()
     yield from left.values()
-
-
-def _unfinished(rows: Sequence[Row], request: Request) -> dict[Path, Config]:
-    """What has to be trained, each once, in the order of the rows."""
-    found = {}
-    for row in rows:
-        for config in row.trainings:
-            folder = run_folder(config, request)
-            is_there = has_outcome if row.is_outcome else has_run
-            if not is_there(folder, config):
-                found[folder] = config
-    return found
 
 
 def train_together(configs: Mapping[Path, Config], request: Request) -> Generator[Path, None, None]:

@@ -14,8 +14,8 @@ SCALES = ("smoke", "tiny", "voc320", "paper")
 Record = Mapping[str, Any]  # what ITEM.json holds
 KEY = "rankdet_reproduction"
 VERSION = 1
-# What is raised where a record is not as it was written; ConfigError is of the settings in a row.
 _MOST_NAMES = 8  # of rows, that a sentence lists
+# What is raised where a record is not as it was written; ConfigError is of the settings in a row.
 _OF_CONTENT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, ConfigError)
 
 
