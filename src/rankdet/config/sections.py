@@ -91,15 +91,15 @@ class DetectorConfig:
     of each map of the pyramid and each layer of RetinaNet's heads; None: 256, or 64 for the
     backbone "small"; fewer make a light detector. pyramid_start: the first weights of RetinaNet's
     pyramid, "paper" (N(0, 0.01)) or "torchvision" (its maps begin as large as their input).
-    head_start: those of RetinaNet's heads, "paper" (N(0, 0.01), by which each layer makes its map
-    some three times smaller) or "kaiming" (nearly as large as its input). SSD has the layers and
-    boxes of its paper (ssd_layout), whatever the anchor settings; which settings a detector does
-    not look at is in `rankdet.config.effects`. pixels: "imagenet" (divided by ImageNet's deviation)
-    or "bytes" (0..255 less the mean, as torchvision's published SSD). Faster R-CNN: the anchors are
-    those of the region proposal network; rois: the boxes of an image that the second stage learns
-    from, objects included; proposals: how many the first stage may give it in training (None: 2000,
-    or rois if that is more), test_proposals: otherwise. An RoI below positive_iou is background,
-    whatever negative_iou.
+    head_start: those of RetinaNet's heads, "paper" (N(0, 0.01), by which each of four layers makes
+    its map some three times smaller, or six with 64 channels) or "kaiming" (by about a third). SSD
+    has the layers and boxes of its paper (ssd_layout), whatever the anchor settings; which settings
+    a detector does not look at is in `rankdet.config.effects`. pixels: "imagenet" (divided by
+    ImageNet's deviation) or "bytes" (0..255 less the mean, as torchvision's published SSD). Faster
+    R-CNN: the anchors are those of the region proposal network; rois: the boxes of an image that
+    the second stage learns from, objects included; proposals: how many the first stage may give it
+    in training (None: 2000, or rois if that is more), test_proposals: otherwise. An RoI below
+    positive_iou is background, whatever negative_iou.
     """
 
     name: str = setting("retinanet", choices=DETECTOR_NAMES)

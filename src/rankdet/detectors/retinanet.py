@@ -55,7 +55,7 @@ def make_retinanet(
 
     activation: of the class loss; "softmax" has num_classes + 1 columns, column 0 background.
     pyramid_start: "paper", or "torchvision" for a pyramid whose maps begin as large as their input.
-    head_start: "paper", or "kaiming" for heads whose maps begin nearly so.
+    head_start: "paper", or "kaiming" for heads whose maps begin some times smaller, not a hundred.
     The other options are those of `DetectorConfig`.
 
     >>> import torch
@@ -99,28 +99,29 @@ def make_retinanet(
     _initialise(
         detector,
         activation,
-        pyramid_keeps_size=is_small or pyramid_start == "torchvision",
-        head_keeps_size=is_small or head_start == "kaiming",
+        is_pyramid_kaiming=is_small or pyramid_start == "torchvision",
+        is_head_kaiming=is_small or head_start == "kaiming",
     )
     return detector
 
 
 def _initialise(
-    detector: RetinaNet, activation: str, *, pyramid_keeps_size: bool, head_keeps_size: bool
+    detector: RetinaNet, activation: str, *, is_pyramid_kaiming: bool, is_head_kaiming: bool
 ) -> None:
-    """Set the weights of pyramid and heads as the paper's code does, N(0, 0.01), or to keep sizes.
+    """Set the weights of pyramid and heads as the paper's code does, N(0, 0.01), or as Kaiming He.
 
     With N(0, 0.01), P3 to P5 of ResNet-50 are some five times smaller than with torchvision's
-    start, and each of the four convolutions of a head makes its map some three times smaller.
+    start, and each of the four convolutions of a head makes its map some three times smaller: more
+    with fewer channels. Otherwise the pyramid keeps sizes, and a head loses about a third a layer.
     """
     classifier, regressor = detector.head.classification_head, detector.head.regression_head
     outputs = (classifier.cls_logits, regressor.bbox_reg)
-    keeps_size = {detector.backbone.fpn: pyramid_keeps_size, detector.head: head_keeps_size}
-    for part in keeps_size:
+    is_kaiming = {detector.backbone.fpn: is_pyramid_kaiming, detector.head: is_head_kaiming}
+    for part in is_kaiming:
         for layer in part.modules():
             if not isinstance(layer, nn.Conv2d):
                 continue
-            if keeps_size[part] and layer not in outputs:
+            if is_kaiming[part] and layer not in outputs:
                 nn.init.kaiming_uniform_(layer.weight, a=1)
             else:
                 nn.init.normal_(layer.weight, std=0.01)
