@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rankdet.config import Config
-from rankdet.errors import ConfigError, TrainingError
+from rankdet.errors import ConfigError, RankdetError, TrainingError
 from rankdet.experiments import rates, scales
 from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.experiment import Request, reproduce
@@ -205,6 +205,14 @@ def test_further_rates_of_the_long_schedule_come_besides_the_two_best(
 def test_the_long_schedule_waits_for_the_short_one_to_be_finished(voc320: Request) -> None:
     write(finished(voc320, ap={0.01: result(30.0)}), voc320)
     with pytest.raises(ConfigError, match=r"rankdet reproduce rates-retinanet --scale"):
+        RETINANET_LONG.plan(voc320)
+
+
+def test_a_record_whose_settings_were_changed_is_named(voc320: Request) -> None:
+    record = finished(voc320)
+    record["rows"]["AP-Loss: 0.01"]["settings"] = [1]
+    file = write(record, voc320)
+    with pytest.raises(RankdetError, match=rf"{file}: a row .* is not as it was written"):
         RETINANET_LONG.plan(voc320)
 
 

@@ -68,6 +68,7 @@ def test_a_file_that_is_no_record_is_told(tmp_path: Path, content: str, words: s
         (lambda record: record["rows"]["a"].update(result={}), "the row a is not as it was"),
         (lambda record: record["rows"]["a"].update(result=[1]), "the row a is not as it was"),
         (lambda record: record["request"].update(scale="huge"), "request.scale is not as it was"),
+        (lambda record: record.update(plan=["a", True]), "plan is not as it was written"),
     ],
 )
 def test_a_record_whose_rows_were_changed_is_refused(

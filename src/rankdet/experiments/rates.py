@@ -23,7 +23,7 @@ from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
 from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import loss_changes
-from rankdet.experiments.record import Record, read_record, results_of
+from rankdet.experiments.record import Record, read_record, results_of, shown_from
 from rankdet.experiments.scales import Training, base_config, with_changes
 from rankdet.experiments.schedules import LONG, SHORT, schedules, with_schedule
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
@@ -38,8 +38,8 @@ MORE_RATES: dict[tuple[str, str], tuple[float, ...]] = {
     ("rates-retinanet-long", "focal"): (0.01, 0.08),
     ("rates-retinanet-long", "ap"): (0.02,),
 }
-# Flips in place of SSD's augmentation, and first weights of the pyramid that keep the size of its
-# maps: settings with which every loss learns sooner.
+# Flips in place of SSD's augmentation, with which AP-loss, OHEM and focal loss learnt sooner; and
+# first weights of the pyramid that keep the size of its maps, with which gradients grew sooner.
 FLIPS_AND_PYRAMID: Mapping[str, Any] = {
     "data": {"augmentation": "flip"},
     "detector": {"pyramid_start": "torchvision"},
@@ -245,6 +245,8 @@ def _finished_record(rates: Rates, request: Request) -> Record | None:
     if not file.exists():
         return None
     record = read_record(file)
+    with shown_from(file):
+        lost = [name for name, loss in LOSSES.items() if not _by_value(record, loss)]
     if record["request"].get("scale") != request.scale:
         raise ConfigError(
             f"{file}: it is of the scale {record['request'].get('scale')}, and the learning rates "
@@ -257,7 +259,7 @@ def _finished_record(rates: Rates, request: Request) -> Record | None:
             f"{', '.join(left)}. Go on with it first: rankdet reproduce {rates.name} --scale "
             f"{request.scale} --out {request.out}, with the same --voc and --weights."
         )
-    if lost := [name for name, loss in LOSSES.items() if not _by_value(record, loss)]:
+    if lost:
         raise ConfigError(
             f"{file}: no learning rate has an AP of {', '.join(lost)}: all that were tried "
             "diverged. Give another folder with --out, in which the scale's own rates are taken."

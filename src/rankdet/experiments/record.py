@@ -37,6 +37,8 @@ def read_record(file: Path) -> dict[str, Any]:
     for name, kind in (("item", str), ("request", dict), ("plan", list), ("rows", dict)):
         if not isinstance(content.get(name), kind):
             raise _changed(file, name)
+    if not all(isinstance(key, str) for key in content["plan"]):
+        raise _changed(file, "plan")
     if content["request"].get("scale") not in SCALES:
         raise _changed(file, "request.scale")
     for key, row in content["rows"].items():
