@@ -73,6 +73,14 @@ def test_a_lead_over_several_seeds_has_welch_s_interval() -> None:
     assert table.splitlines()[2] == "| 1 | -2.0 ± 4.2 | +0.0 ± 0.0 |"
 
 
+def test_a_lead_of_nothing_has_no_minus() -> None:
+    ours = [result((1, 4.98, 5.0), (2, 5.02, 5.0))]
+    other = [result((1, 5.0, 5.0), (2, 5.0, 5.0))]
+    table = lead_table({"OHEM": other, "AP-Loss": ours}, "AP-Loss")
+    assert table is not None
+    assert table.splitlines()[2:] == ["| 1 | +0.0 | +0.0 |", "| 2 | +0.0 | +0.0 |"]
+
+
 def test_epochs_that_one_loss_alone_was_evaluated_after_have_no_lead() -> None:
     ours = [result((1, 5.0, 5.0), (2, 10.0, 20.0), (3, 11.0, 21.0), (4, 30.0, 50.0))]
     others = {"OHEM": [result((2, 9.0, 20.0), (4, 9.0, None))], "Focal": [result((4, 1.0, 1.0))]}

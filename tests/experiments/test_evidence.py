@@ -397,6 +397,22 @@ def test_the_page_tells_who_is_ahead_on_the_way(voc320: Request) -> None:
     assert "on the way (" not in alone
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"schedule": "one_cycle"}, "on the way:"),
+        ({"epochs": 5}, "on the way (the learning rate falls after 4.2 epochs):"),
+    ],
+)
+def test_the_page_names_only_falls_of_the_learning_rate_that_there_are(
+    voc320: Request, changed: dict[str, Any], words: str
+) -> None:
+    record = record_of(seeds_of("AP-Loss", [30.0]) | seeds_of("Focal Loss", [20.0]), voc320)
+    for row in record["rows"].values():
+        row["settings"]["config"]["training"].update(changed)
+    assert words in RETINANET.markdown(record)
+
+
 # The page and the figure.
 
 

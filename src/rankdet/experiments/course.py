@@ -84,5 +84,14 @@ def _lead(ours: Sequence[float], theirs: Sequence[float]) -> str:
         return NO_NUMBER
     interval = welch_interval(ours, theirs)
     if interval is None:
-        return f"{fmean(ours) - fmean(theirs):+.1f}"
-    return f"{interval[0]:+.1f} ± {interval[1]:.1f}"
+        return _signed(fmean(ours) - fmean(theirs))
+    return f"{_signed(interval[0])} ± {interval[1]:.1f}"
+
+
+def _signed(difference: float) -> str:
+    """With its sign and one digit.
+
+    >>> _signed(1.25), _signed(-0.04)
+    ('+1.2', '+0.0')
+    """
+    return f"{round(difference, 1) + 0.0:+.1f}"  # -0.0 + 0.0 is 0.0

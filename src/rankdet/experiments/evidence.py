@@ -153,7 +153,7 @@ class Evidence:
         results = {name: results_of_loss(record, schedule, name) for name in LOSSES}
         parts = ["On the way:", epochs_table(results)]
         if leads := lead_table(results, OURS):
-            falls = " and ".join(map(str, _trainings(record, schedule)[0]["milestones"]))
+            falls = " and ".join(map(str, _falls(_trainings(record, schedule)[0])))
             after = f" (the learning rate falls after {falls} epochs)" if falls else ""
             parts += [f"{OURS} less each other loss, on the way{after}:", leads]
         return parts
@@ -250,6 +250,13 @@ def _trainings(record: Record, schedule: str, name: str = "") -> list[Any]:
         for key in record["plan"]
         if key.startswith(f"{schedule}: {name}") and key in record["rows"]
     ]
+
+
+def _falls(training: Mapping[str, Any]) -> list[float]:
+    """After how many epochs of a training its learning rate falls, where it does so in steps."""
+    if training.get("schedule", "steps") != "steps":
+        return []
+    return [epoch for epoch in training["milestones"] if epoch < training["epochs"]]
 
 
 def _rate(record: Record, schedule: str, name: str) -> str:
