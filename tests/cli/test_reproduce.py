@@ -318,10 +318,18 @@ def test_a_dry_run_of_all_goes_on_after_an_experiment_that_cannot_be_planned(
 ) -> None:
     (tmp_path / "delta.json").write_text("{}")
     result = invoke("reproduce", "all", "--out", str(tmp_path), "--dry-run")
-    assert result.exit_code == 0, result.output
-    assert f"delta: {tmp_path / 'delta.json'}: " in result.output
+    assert isinstance(result.exception, RankdetError)
+    assert str(result.exception) == f"1 of {len(EXPERIMENTS)} failed: delta."
+    assert f"error: delta: {tmp_path / 'delta.json'}: " in result.stderr
     for item in EXPERIMENTS:
-        assert item.name == "delta" or f"{item.name}: {item.summary}" in result.output
+        assert item.name == "delta" or f"{item.name}: {item.summary}" in result.stdout
     assert not calls.requests
     alone = invoke("reproduce", "delta", "--out", str(tmp_path), "--dry-run")
     assert isinstance(alone.exception, RankdetError)
+    assert "delta.json" in str(alone.exception)
+
+
+def test_a_dry_run_refuses_a_device_that_there_is_none_of(tmp_path: Path) -> None:
+    result = invoke("reproduce", "delta", "--device", "bogus", "--out", str(tmp_path), "--dry-run")
+    assert result.exit_code == 2
+    assert "--device" in result.output

@@ -35,7 +35,10 @@ def usual(request_: Request) -> Config:
 
 
 def study(**trainings: tuple[Config, ...]) -> Experiment:
-    """An experiment whose rows are these; none of them may be run but one without trainings."""
+    """An experiment whose rows are these; none of them may be run but one without trainings.
+
+    What stands in a row is known from the numbers of its trainings alone, but for "attacks".
+    """
     return Experiment(
         "study",
         "a study",
@@ -54,7 +57,7 @@ def _row(key: str, configs: tuple[Config, ...]) -> Row:
         return {"value": 1}
 
     settings = {"of": key, "trainings": [to_dict(config) for config in configs]}
-    return Row(key, settings, run, trainings=configs, is_outcome=True)
+    return Row(key, settings, run, trainings=configs, is_outcome=key != "attacks")
 
 
 def _figure(record: Record, path: Path) -> None:
@@ -97,6 +100,26 @@ def test_what_is_finished_is_not_to_be_trained(request_: Request, usual: Config)
     ]
     keep_outcome_of(other, request_)
     assert lines(study(both=(usual, other)), request_)[-1] == "1 row to do."
+
+
+def test_work_with_the_runs_themselves_needs_these_and_not_their_numbers(
+    request_: Request, usual: Config
+) -> None:
+    keep_outcome_of(usual, request_)
+    experiment = study(numbers=(usual,), attacks=(usual,))
+    assert lines(experiment, request_)[1:] == [
+        "  numbers  trained, to be recorded",
+        "  attacks  to train: 12 epochs",  # the folder of the run is gone
+        "2 rows to do, with 1 training: 12 epochs.",
+    ]
+    folder = run_folder(usual, request_)
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps({"provenance": {"seed": 0}}))
+    assert lines(experiment, request_)[1:] == [
+        "  numbers  trained, to be recorded",
+        "  attacks  trained, the rest is to do",
+        "2 rows to do.",
+    ]
 
 
 def test_a_limit_in_steps_is_said_in_steps(request_: Request, usual: Config) -> None:
@@ -143,3 +166,5 @@ def test_what_the_command_would_refuse_is_refused(request_: Request, usual: Conf
     other = replace(request_, changes=("training.epochs=1",))
     with pytest.raises(RankdetError, match=r"study\.json: the record there has changes"):
         preview(experiment, other)
+    forced = lines(experiment, other, is_forced=True)
+    assert forced[1] == "  fast  recorded"  # of the same settings

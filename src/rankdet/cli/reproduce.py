@@ -140,8 +140,9 @@ DryRun = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say which rows are recorded, which are to be run, and how many epochs these train; "
-        "run and write nothing.",
+        help="Say which rows are recorded, which are to be run, and how many epochs their "
+        "trainings take; run and write nothing. Each experiment is looked at by itself: learning "
+        "rates that another one will choose, and trainings that it will share, are not known.",
     ),
 ]
 ForceRecord = Annotated[
@@ -324,13 +325,17 @@ def _preview(items: Sequence[Experiment], request: Request, is_forced: bool) -> 
     """Say what `_run` would do. An item that cannot be planned does not end the others."""
     from rankdet.experiments.preview import preview
 
+    check_device(request.device)
+    failed = []
     for item in items:
         try:
             typer.echo(preview(item, request, is_forced=is_forced))
         except RankdetError as error:
             if len(items) == 1:
                 raise
-            typer.echo(f"{item.name}: {error}")
+            failed.append(item.name)
+            typer.echo(f"error: {item.name}: {error}", err=True)
+    _refuse_failed(failed, items)
 
 
 def _run(items: Sequence[Experiment], request: Request, is_forced: bool) -> None:
@@ -357,5 +362,9 @@ def _run(items: Sequence[Experiment], request: Request, is_forced: bool) -> None
             continue
         typer.echo((request.out / f"{item.name}.md").read_text(encoding="utf-8"))
         typer.echo(f"Wrote {request.out / item.name}.json, .md and .png.")
+    _refuse_failed(failed, items)
+
+
+def _refuse_failed(failed: Sequence[str], items: Sequence[Experiment]) -> None:
     if failed:
         raise RankdetError(f"{len(failed)} of {len(items)} failed: {', '.join(failed)}.")

@@ -14,13 +14,16 @@ from rankdet.experiments.experiment import Experiment, Request, Row, begun_recor
 _RECORDED = "recorded"
 _LEFT_OUT = "left out by --rows"
 _TO_RECORD = "trained, to be recorded"
+_TRAINED = "trained, the rest is to do"
 _TO_DO = "to do"
 
 
 def preview(experiment: Experiment, request: Request, *, is_forced: bool = False) -> str:
     """The rows of an experiment in lines, and what is left of them; runs and writes nothing.
 
-    Raises what `reproduce` would raise before its first row.
+    As if it were run now: what other experiments of the same command would finish before is not
+    known. Of a row that says nothing of its trainings, no length is. Raises what `reproduce` would
+    raise before its first row.
     """
     rows = experiment.plan(request)
     chosen = chosen_keys(experiment, rows, request.rows)
@@ -41,8 +44,9 @@ def _state(row: Row, record: Mapping[str, Any], is_chosen: bool, request: Reques
     before = f"failed before: {entry['error']}; " if "error" in entry else ""
     if not row.trainings:
         return before + _TO_DO
-    unfinished = unfinished_trainings([row], request)
-    return before + (f"to train: {_length(unfinished.values())}" if unfinished else _TO_RECORD)
+    if unfinished := unfinished_trainings([row], request):
+        return f"{before}to train: {_length(unfinished.values())}"
+    return before + (_TO_RECORD if row.is_outcome else _TRAINED)
 
 
 def _sum(left: Sequence[Row], request: Request) -> str:
