@@ -364,6 +364,11 @@ def test_other_settings_are_seen_as_well() -> None:
     assert refusal_on_meta(dict(wide), detector).endswith(
         "The file fits detector.pyramid_channels=256."
     )
+    with torch.device("meta"):  # as wide as C5: P6 does not show what it is made from
+        wide = make_retinanet(2, backbone="resnet18", norm="frozen", pyramid_channels=512)
+    assert refusal_on_meta(dict(wide.state_dict()), detector).endswith(
+        "The file fits detector.pyramid_channels=512."
+    )
 
 
 def refusal_on_meta(source: dict[str, Tensor], detector: RetinaNet) -> str:

@@ -161,7 +161,9 @@ def _visible_settings(tensors: Mapping[str, Tensor], num_ratios: int) -> dict[st
             has_norm = f"{convolutions}0.1.weight" in tensors
             settings["head_norm"] = "group" if has_norm else "null"
     if (p6 := tensors.get("backbone.fpn.extra_blocks.p6.weight")) is not None:
-        settings["p6_from"] = "p5" if p6.shape[1] == p6.shape[0] else "c5"
+        c5 = tensors.get("backbone.fpn.inner_blocks.2.0.weight")
+        if c5 is None or c5.shape[1] != p6.shape[0]:  # else P5 and C5 look the same
+            settings["p6_from"] = "p5" if p6.shape[1] == p6.shape[0] else "c5"
     if (finest := tensors.get("backbone.fpn.layer_blocks.0.0.weight")) is not None:
         settings["pyramid_channels"] = str(finest.shape[0])
     num_outputs = sum(name.startswith(_CLASS_OUTPUTS) for name in tensors) // 2
