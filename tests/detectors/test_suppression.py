@@ -77,8 +77,8 @@ def test_a_box_without_area_drops_nothing_and_is_never_dropped() -> None:
 
 
 def test_many_boxes_on_few_objects_take_no_room_for_their_pairs() -> None:
-    # The IoU of all pairs in an image would take 1.6 GB.
-    number = 20_000
+    # The IoU of all pairs in an image would take 40 GB.
+    number = 100_000
     one = row_of_boxes(*torch.linspace(0, 1, number).tolist())
     two = torch.cat([one[: number // 2], one[: number // 2] + torch.tensor([50.0, 0, 50, 0])])
     kept = suppress_together(

@@ -16,8 +16,8 @@ def suppress_together(
     """For each of B images the places (at most `max_detections`) of what is kept, best first.
 
     A box is dropped if its IoU with a better one of its class that is kept is greater than
-    `nms_iou`. Time and memory grow with the number of boxes that are kept, not with the pairs of
-    candidates.
+    `nms_iou`. Memory grows with the candidates, and time with these times `max_detections`: neither
+    with the pairs of candidates.
 
     Args:
         boxes: (B, D, 4), best first.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pytest
@@ -166,6 +167,8 @@ def test_torch_works_alone_in_each_thread_and_afterwards_as_before() -> None:
         ImageStore.from_dataset(Asking(), "cpu", num_threads=2)
         assert Asking.nums_threads == [1, 1, 1, 1]
         assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 3
     finally:
         torch.set_num_threads(usual)
 
