@@ -12,11 +12,11 @@
 #
 #     long       AP-loss and OHEM with six seeds in the long schedule, AUC-loss with three
 #     longest    AP-loss, OHEM and focal loss with one seed in the longest schedule
-#     flips      rates, then three seeds, with flips alone and torchvision's first pyramid
+#     flips      rates, then three seeds, with flips alone and larger first weights of pyramid and heads
 #     ssd        rates, then three seeds, of SSD
 #     rois       Faster R-CNN with 512, 2,048 and 4,096 regions
 #     ablations  images ranked together, delta, sigmoid, interpolation, sampling, GHM and DR
-#     trials     what one to three settings change, in the short and in the long schedule
+#     trials     what a few changes do, in the short and in the long schedule
 #     alone      what measures time, or attacks: give no other chain beside it
 #
 # Variables: SCALE (voc320; smoke tries the chains in a minute), DEVICE (cuda), JOBS (trainings of a

@@ -131,14 +131,14 @@ def test_losses_differ_in_nothing_but_their_settings_and_learning_rates(
             assert replace(other, loss=first.loss, training=training) == first
 
 
-def test_flips_and_the_other_start_are_all_that_differs_from_the_scale_s_settings(
+def test_flips_and_the_other_first_weights_are_all_that_differs_from_the_scale_s_settings(
     voc320: Request,
 ) -> None:
     for usual, row in zip(RETINANET.plan(voc320), RETINANET_FLIPS.plan(voc320), strict=True):
         expected, config = usual.trainings[0], row.trainings[0]
         assert (expected.data.augmentation, config.data.augmentation) == ("ssd", "flip")
         data = replace(expected.data, augmentation="flip")
-        detector = replace(expected.detector, pyramid_start="torchvision")
+        detector = replace(expected.detector, pyramid_start="torchvision", head_start="kaiming")
         assert config == replace(expected, data=data, detector=detector)
 
 

@@ -344,10 +344,10 @@ RETINANET = Evidence(
 )
 RETINANET_FLIPS = Evidence(
     "evidence-retinanet-flips",
-    _TITLE.format(f"RetinaNet {rates.FLIPS_AND_PYRAMID_TEXT}"),
+    _TITLE.format(f"RetinaNet {rates.FLIPS_AND_STARTS_TEXT}"),
     {SHORT: rates.RETINANET_FLIPS, LONG: rates.RETINANET_FLIPS_LONG},
     "RetinaNet + PASCAL VOC",
-    rates.FLIPS_AND_PYRAMID_TEXT,
+    rates.FLIPS_AND_STARTS_TEXT,
 )
 RETINANET_LONGEST = Evidence(
     "longest-retinanet",

@@ -1,6 +1,6 @@
-"""One to three settings changed: what holds a loss back, and what would help it.
+"""A few settings changed: what holds a loss back, and what would help it.
 
-Each trial is a training of RetinaNet with one to three changes, judged on images held out of the
+Each trial is a training of RetinaNet with one change or a few, judged on images held out of the
 training split: the validation split chooses nothing. In the short schedule there are many, at the
 scale's own learning rate of the loss; in the long one those that matter most, at the rate that was
 chosen for it. A change of the evaluation alone is tried on the training as it is.
@@ -24,7 +24,7 @@ from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
 from rankdet.experiments.experiment import Experiment, Request, Row
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.rates import (
-    FLIPS_AND_PYRAMID,
+    FLIPS_AND_STARTS,
     RETINANET,
     RETINANET_LONG,
     Rates,
@@ -40,7 +40,8 @@ USUAL = "as usual"
 _JUDGED_BY = "AP"
 _FLIPS = {"data": {"augmentation": "flip"}}
 _PYRAMID = {"detector": {"pyramid_start": "torchvision"}}
-_STARTS = {"detector": {"pyramid_start": "torchvision", "head_start": "kaiming"}}
+_STARTS = {"detector": FLIPS_AND_STARTS["detector"]}
+_WITH_FLIPS_AND_STARTS = "flips alone, pyramid as torchvision's, heads by Kaiming"
 _CHANGES = (
     "Flips alone: in place of SSD's augmentation. Rate along a cosine: the learning rate falls "
     "from its value after the warm-up to 0, in place of two steps to a tenth. Pyramid as "
@@ -98,12 +99,11 @@ def _pyramid(loss: str) -> Trial:
 
 
 def _flips_and_pyramid(loss: str) -> Trial:
-    return Trial(loss, "flips alone, pyramid as torchvision's", FLIPS_AND_PYRAMID)
+    return Trial(loss, "flips alone, pyramid as torchvision's", {**_FLIPS, **_PYRAMID})
 
 
 def _flips_and_starts(loss: str) -> Trial:
-    change = "flips alone, pyramid as torchvision's, heads by Kaiming"
-    return Trial(loss, change, {**_FLIPS, **_STARTS})
+    return Trial(loss, _WITH_FLIPS_AND_STARTS, FLIPS_AND_STARTS)
 
 
 def _starts(loss: str) -> Trial:
@@ -111,9 +111,9 @@ def _starts(loss: str) -> Trial:
 
 
 def _flips_and_loss(loss: str, change: str, settings: Mapping[str, Any]) -> Trial:
-    """With flips and torchvision's pyramid, other settings of the class loss."""
-    name = f"flips alone, pyramid as torchvision's, {change}"
-    return Trial(loss, name, {**FLIPS_AND_PYRAMID, "loss": {"settings": settings}})
+    """With flips and larger first weights, other settings of the class loss."""
+    name = f"{_WITH_FLIPS_AND_STARTS}, {change}"
+    return Trial(loss, name, {**FLIPS_AND_STARTS, "loss": {"settings": settings}})
 
 
 def _nine_anchors(loss: str) -> Trial:
@@ -264,7 +264,7 @@ class Trials:
         )
         axes.set_yticks(range(len(shown)), [trial.key for trial in shown], fontsize=8)
         axes.invert_yaxis()
-        title = f"what one to three changes do: {self.rates.schedule} schedule"
+        title = f"what a few changes do: {self.rates.schedule} schedule"
         label_axes(axes, title, f"{_JUDGED_BY} in percent", "")
         save_figure(drawn, path)
 
@@ -303,8 +303,8 @@ def _seen(stored: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-_TITLE = "one to three settings changed, four losses, RetinaNet, judged on a tenth of train"
-_LONG_TITLE = "one to three settings changed, RetinaNet, long schedule, judged on a tenth of train"
+_TITLE = "a few settings changed, four losses, RetinaNet, judged on a tenth of train"
+_LONG_TITLE = "a few settings changed, RetinaNet, long schedule, judged on a tenth of train"
 SHORT_TRIALS = Trials("trials", _TITLE, RETINANET, _SHORT)
 LONG_TRIALS = Trials("trials-long", _LONG_TITLE, RETINANET_LONG, _LONG)
 
