@@ -282,7 +282,7 @@ def test_every_experiment_has_its_own_help() -> None:
 
 
 def test_seeds_are_told_where_an_experiment_has_none(calls: Calls, tmp_path: Path) -> None:
-    result = invoke("reproduce", "delta", "--seeds", "2", "--out", str(tmp_path))
+    result = invoke("reproduce", "memory", "--seeds", "2", "--out", str(tmp_path))
     assert result.exit_code == 0
     assert "--seeds 2 is not used: this experiment has --seed alone." in result.output
     result = invoke("reproduce", "evidence-ssd", "--seeds", "2", "--out", str(tmp_path))

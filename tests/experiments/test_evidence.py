@@ -21,7 +21,7 @@ from rankdet.experiments.evidence import (
     RETINANET_LONGEST,
     SSD,
     Evidence,
-    difference_text,
+    lead_text,
     values_of,
 )
 from rankdet.experiments.experiment import Request, reproduce
@@ -306,8 +306,8 @@ def test_a_difference_is_that_of_its_own_schedule(voc320: Request) -> None:
     found = welch_interval(ours, theirs)
     assert found is not None
     expected = f"+{found[0]:.2f} ± {found[1]:.2f}"
-    assert difference_text(record, "long", "Focal Loss", "AP") == expected
-    assert difference_text(record, "short", "Focal Loss", "AP").startswith("-6.50 ± ")
+    assert lead_text(record, "long", "Focal Loss", "AP") == expected
+    assert lead_text(record, "short", "Focal Loss", "AP").startswith("-6.50 ± ")
 
 
 @pytest.mark.parametrize(

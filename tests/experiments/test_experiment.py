@@ -325,7 +325,7 @@ def test_rows_that_no_row_is_called_are_refused_with_those_that_there_are(
 def seeded(study: Study, num_seeds: int) -> Experiment:
     """The experiment with a row for each of so many seeds."""
     study.settings = {f"seed {seed}": {"seed": seed} for seed in range(num_seeds)}
-    return replace(study.experiment, has_seeds=True)
+    return replace(study.experiment, usual_seeds=3)
 
 
 @pytest.mark.parametrize("is_forced", [False, True])
@@ -345,7 +345,7 @@ def test_seeds_of_another_request_are_left_out_by_force_and_it_is_said(
     reproduce(seeded(study, 2), request_)
     other = replace(request_, changes=("training.epochs=9",))
     study.settings = {"seed 0": {"seed": 0, "epochs": 9}}
-    record = reproduce(replace(study.experiment, has_seeds=True), other, is_forced=True)
+    record = reproduce(replace(study.experiment, usual_seeds=3), other, is_forced=True)
     assert list(record["rows"]) == ["seed 0"]
     said = "".join(capsys.readouterr())
     assert "study: 2 rows of the record of other settings are left out (--force)" in said

@@ -36,7 +36,8 @@ _OTHERS = {
 # What `rankdet reproduce` knows, by the command's name.
 EXPERIMENTS = _OTHERS | {item.name: item.summary for item in ITEMS}
 
-_WITH_SEEDS = ", ".join(item.name for item in ITEMS if item.has_seeds)
+_WITH_THREE_SEEDS = ", ".join(item.name for item in ITEMS if item.usual_seeds == 3)
+_WITHOUT_SEEDS = ", ".join(item.name for item in ITEMS if item.usual_seeds is None)
 _ONE_BY_ONE = ", ".join(item.name for item in ITEMS if not item.has_trainings)
 
 app = typer.Typer(
@@ -114,8 +115,9 @@ Seeds = Annotated[
     typer.Option(
         min=1,
         max=100,
-        show_default="3",
-        help=f"How many seeds, from --seed on; for {_WITH_SEEDS}. Others have --seed alone.",
+        show_default=False,
+        help="How many seeds, from --seed on; the tables then have means and deviations. Default: "
+        f"3 for {_WITH_THREE_SEEDS}, else 1. These have --seed alone: {_WITHOUT_SEEDS}.",
     ),
 ]
 Rows = Annotated[
@@ -280,11 +282,11 @@ def _command(items: Sequence[Experiment]) -> Callable[..., None]:
             seed=seed,
             jobs=jobs,
             changes=tuple(settings or ()),
-            seeds=3 if seeds is None else seeds,
+            seeds=seeds,
             deletes_runs=delete_runs,
             rows=tuple(rows or ()),
         )
-        if seeds is not None and not any(item.has_seeds for item in items):
+        if seeds is not None and not any(item.usual_seeds for item in items):
             typer.echo(f"--seeds {seeds} is not used: this experiment has --seed alone.", err=True)
         (_preview if dry_run else _run)(items, request, force)
 

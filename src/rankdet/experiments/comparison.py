@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,23 @@ from rankdet.experiments.figures import (
     save_figure,
 )
 from rankdet.experiments.paper import paper_row, paper_value
-from rankdet.experiments.record import Record, results_of
+from rankdet.experiments.record import Record
 from rankdet.experiments.scales import Training, base_config, with_changes
-from rankdet.experiments.tables import Cell, caption, comparison_table, missing_text, page
+from rankdet.experiments.seed_statistics import spread
+from rankdet.experiments.seeds import number_of_seeds, seed_key, values_of_row
+from rankdet.experiments.tables import (
+    Cell,
+    caption,
+    comparison_table,
+    difference_text,
+    markdown_table,
+    missing_text,
+    page,
+)
 
 METRICS = ("AP", "AP50", "AP75")
+USUAL_SEEDS = 1
+DECIMALS_OF_SEEDS = 2  # of means over several of them
 LOSSES = {"CE-Loss + OHEM": "ohem", "Focal Loss": "focal", "AUC-Loss": "auc", "AP-Loss": "ap"}
 COLOURS = {"ohem": ORANGE, "focal": VERMILION, "auc": GREEN, "ap": BLUE}
 _GROUP_COLOURS = (BLUE, VERMILION, GREEN, ORANGE)
@@ -57,28 +69,71 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table of variants. row_title: what differs from row to row."""
+    """A table of variants.
+
+    row_title: what differs from row to row. reference: the row that all others are compared with,
+    where there are several seeds.
+    """
 
     title: str
     row_title: str
     variants: tuple[Variant, ...]
     notes: tuple[str, ...] = ()
     decimals: int = 1
+    reference: str | None = None
 
     def plan(self, request: Request) -> list[Row]:
-        """A row for each variant that the user's data allow."""
-        return [training_row(variant, request) for variant in chosen(self.variants, request)]
+        """A row for each seed and each variant that the user's data allow."""
+        rows = []
+        for seed in request.all_seeds(USUAL_SEEDS):  # what is finished first has one of each
+            for variant in chosen(self.variants, request):
+                row = self.row(variant, replace(request, seed=seed))
+                is_first = seed == request.seed
+                rows.append(row if is_first else replace(row, key=seed_key(row.key, seed)))
+        return rows
+
+    def row(self, variant: Variant, request: Request) -> Row:
+        """The training of a variant with the seed of the request."""
+        return training_row(variant, request)
 
     def markdown(self, record: Record) -> str:
         labels = dict.fromkeys(variant.paper[0] for variant in self.variants if variant.paper)
         notes = [*self.notes_on(record), *data_notes(self.variants, record)]
+        if number_of_seeds(record) > 1:
+            notes.append(
+                "±: the standard deviation over the seeds; of a difference, half of its 95 % "
+                "interval (Welch's t)."
+            )
         return page(record, self.title, self.body(record), [*notes, *map(caption, labels)])
 
     def body(self, record: Record) -> list[str]:
         """The tables of the page."""
         row_names = list(dict.fromkeys(variant.row for variant in self.variants))
         columns, cells = columns_of(self.variants), cells_of(self.variants, record)
-        return [comparison_table(self.row_title, row_names, columns, cells, self.decimals)]
+        has_spread = any(cell.deviation is not None for cell in cells.values())
+        decimals = max(self.decimals, DECIMALS_OF_SEEDS) if has_spread else self.decimals
+        tables = [comparison_table(self.row_title, row_names, columns, cells, decimals)]
+        if has_spread and self.reference is not None:
+            tables.append(f"Less the row {self.reference}:")
+            tables.append(self._differences(record, self.reference, row_names))
+        return tables
+
+    def _differences(self, record: Record, reference: str, row_names: Sequence[str]) -> str:
+        """Each row less that of `reference`, with the interval of the difference."""
+        columns = columns_of(self.variants)
+        values = {
+            (variant.row, column_name(variant.group, metric)): values_of_row(
+                record, variant.key, metric
+            )
+            for variant in self.variants
+            for metric in variant.metrics
+        }
+        rows = []
+        for name in row_names:
+            if name != reference:
+                pairs = [(values[name, one], values[reference, one]) for one in columns]
+                rows.append([name, *(difference_text(*pair, DECIMALS_OF_SEEDS) for pair in pairs)])
+        return markdown_table([self.row_title, *columns], rows)
 
     def notes_on(self, record: Record) -> list[str]:
         return list(self.notes)
@@ -183,6 +238,7 @@ def experiment(
         plan=comparison.plan,
         markdown=comparison.markdown,
         figure=figure or comparison.figure,
+        usual_seeds=USUAL_SEEDS,
     )
 
 
@@ -248,17 +304,16 @@ def columns_of(variants: Sequence[Variant]) -> list[str]:
 
 
 def cells_of(variants: Sequence[Variant], record: Record) -> dict[tuple[str, str], Cell]:
-    """The numbers of a record by row and column, and the paper's."""
-    results = results_of(record)
+    """The numbers of a record by row and column, the means over the seeds, and the paper's."""
     cells = {}
     for variant in variants:
-        ours = results.get(variant.key, {}).get("metrics") or {}
         text = missing_text(record, variant.key)
         for metric in variant.metrics:
+            found = spread(values_of_row(record, variant.key, metric))
+            ours, deviation = (found.mean, found.deviation) if found else (None, None)
             paper, is_best = paper_cell(variant, metric)
-            cells[variant.row, column_name(variant.group, metric)] = Cell(
-                ours.get(metric), paper, text, is_best
-            )
+            cell = Cell(ours, paper, text, is_best, deviation)
+            cells[variant.row, column_name(variant.group, metric)] = cell
     return cells
 
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from rankdet.experiments.seed_statistics import welch_interval
-from rankdet.experiments.tables import NO_NUMBER, markdown_table
+from rankdet.experiments.tables import NO_NUMBER, difference_text, markdown_table
 
 AIMS = (50, 60)  # AP50 whose epochs are told
 _COMPARED = ("AP", "AP50")
@@ -69,7 +68,7 @@ def lead_table(results: Mapping[str, Sequence[Result]], ours: str) -> str | None
     rows = []
     for epoch in mine[_COMPARED[0]]:
         cells = [
-            _lead(mine[metric].get(epoch, []), theirs[other, metric].get(epoch, []))
+            difference_text(mine[metric].get(epoch, []), theirs[other, metric].get(epoch, []), 1)
             for other, metric in columns
         ]
         if set(cells) - {NO_NUMBER}:
@@ -77,21 +76,3 @@ def lead_table(results: Mapping[str, Sequence[Result]], ours: str) -> str | None
     if len(rows) < 2:
         return None
     return markdown_table(["epochs", *(f"{other}: {metric}" for other, metric in columns)], rows)
-
-
-def _lead(ours: Sequence[float], theirs: Sequence[float]) -> str:
-    if not ours or not theirs:
-        return NO_NUMBER
-    interval = welch_interval(ours, theirs)
-    if interval is None:
-        return _signed(fmean(ours) - fmean(theirs))
-    return f"{_signed(interval[0])} ± {interval[1]:.1f}"
-
-
-def _signed(difference: float) -> str:
-    """With its sign and one digit.
-
-    >>> _signed(1.25), _signed(-0.04)
-    ('+1.2', '+0.0')
-    """
-    return f"{round(difference, 1) + 0.0:+.1f}"  # -0.0 + 0.0 is 0.0

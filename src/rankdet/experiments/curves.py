@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankdet.experiments.comparison import COLOURS, LOSSES, Comparison, Variant
@@ -79,7 +79,7 @@ def _experiment(name: str, curves: Curves, labels: Sequence[str]) -> Experiment:
         name=name,
         summary=curves.title,
         labels=tuple(labels),
-        plan=table.plan,
+        plan=lambda request: table.plan(replace(request, seeds=None)),
         markdown=curves.markdown,
         figure=curves.figure,
     )

@@ -11,6 +11,7 @@ EXPERIMENT = experiment(
     Comparison(
         title="AP-loss with piecewise steps of different half width delta",
         row_title="delta",
+        reference="1",
         variants=tuple(
             Variant(
                 row=f"{delta:g}",

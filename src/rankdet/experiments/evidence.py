@@ -26,11 +26,13 @@ from rankdet.experiments.paper import paper_value
 from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import with_changes
 from rankdet.experiments.schedules import LONG, LONGEST, SHORT
-from rankdet.experiments.seed_statistics import Spread, spread, welch_interval
+from rankdet.experiments.seed_statistics import Spread, spread
+from rankdet.experiments.seeds import seed_key, values_of_row
 from rankdet.experiments.tables import (
     NO_NUMBER,
     best_shown,
     caption,
+    difference_text,
     markdown_table,
     number,
     page,
@@ -38,6 +40,7 @@ from rankdet.experiments.tables import (
 
 LABEL = "base-loss"
 OURS = "AP-Loss"
+USUAL_SEEDS = 3
 _SHOWN = ("AP50", "AP")
 
 
@@ -65,11 +68,11 @@ class Evidence:
         chosen = {
             schedule: rates.best_rates(tuning, request) for schedule, tuning in self.tunings.items()
         }
-        seeds = range(request.seed, request.seed + request.seeds)
         return [
             self._row(schedule, name, chosen[schedule][0][loss], chosen[schedule][1], seed, request)
             for schedule in self.tunings
-            for seed in seeds  # before the losses: what is finished first has one of each
+            # Before the losses: what is finished first has one of each.
+            for seed in request.all_seeds(USUAL_SEEDS)
             for name, loss in LOSSES.items()
         ]
 
@@ -78,7 +81,7 @@ class Evidence:
     ) -> Row:
         config = self._config(schedule, name, rate, seed, request)
         return Row(
-            key=f"{schedule}: {name}: seed {seed}",
+            key=seed_key(f"{schedule}: {name}", seed),
             settings={"config": to_dict(config)},
             run=partial(_result, config, chosen_by, request),
             trainings=(config,),
@@ -133,7 +136,7 @@ class Evidence:
                 cells = [name]
                 for metric in METRICS:
                     cells += [
-                        difference_text(record, schedule, name, metric),
+                        lead_text(record, schedule, name, metric),
                         f"{self.paper_difference(name, metric):+.1f}",
                     ]
                 rows.append(cells)
@@ -198,11 +201,7 @@ def _result(config: Config, chosen_by: str, request: Request) -> dict[str, Any]:
 
 def values_of(record: Record, schedule: str, name: str, metric: str) -> list[float]:
     """The last evaluation of each seed of a loss that is finished."""
-    return [
-        value
-        for result in results_of_loss(record, schedule, name)
-        if (value := (result["metrics"] or {}).get(metric)) is not None
-    ]
+    return values_of_row(record, f"{schedule}: {name}", metric)
 
 
 def accuracy_texts(record: Record, schedule: str) -> dict[tuple[str, str], str]:
@@ -222,15 +221,10 @@ def best_other(record: Record, schedule: str, metric: str) -> str | None:
     return max(means, key=means.__getitem__) if means else None
 
 
-def difference_text(record: Record, schedule: str, other: str, metric: str) -> str:
+def lead_text(record: Record, schedule: str, other: str, metric: str) -> str:
     """AP-loss less another loss, with the interval if there are several seeds."""
     ours, theirs = (values_of(record, schedule, name, metric) for name in (OURS, other))
-    if not ours or not theirs:
-        return NO_NUMBER
-    found = welch_interval(ours, theirs)
-    if found is None:
-        return f"{fmean(ours) - fmean(theirs):+.2f}"
-    return f"{found[0]:+.2f} ± {found[1]:.2f}"
+    return difference_text(ours, theirs, 2)
 
 
 def _keys(record: Record, schedule: str, name: str) -> list[str]:
@@ -372,7 +366,7 @@ def _experiment(evidence: Evidence) -> Experiment:
         plan=evidence.plan,
         markdown=evidence.markdown,
         figure=evidence.figure,
-        has_seeds=True,
+        usual_seeds=USUAL_SEEDS,
     )
 
 

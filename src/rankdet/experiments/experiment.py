@@ -30,6 +30,7 @@ from rankdet.config.text import completed
 from rankdet.errors import ConfigError, RankdetError, TrainingError, counted, listed, shorten
 from rankdet.experiments.figures import FIGURE_MARK
 from rankdet.experiments.record import KEY, VERSION, Record, read_record
+from rankdet.experiments.seeds import has_seed
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.progress import say
 
@@ -46,9 +47,10 @@ class Request:
     experiments that share one find it. voc, coco: folders of the data, where the scale needs them.
     weights: a file for the backbones, in place of the scale's choice. jobs: trainings at the same
     time. changes: `section.key=value`, for every training, after everything else. seeds: how many
-    trainings differ in the seed alone, where an experiment has several. deletes_runs: the folder of
-    a training is deleted when its rows are recorded, if it was not finished before. rows: run only
-    those with one of these as their name, or else in it; the others wait, or stay as they are.
+    trainings differ in the seed alone, where an experiment can have several; None: as many as is
+    usual there. deletes_runs: the folder of a training is deleted when its rows are recorded, if it
+    was not finished before. rows: run only those with one of these as their name, or else in it;
+    the others wait, or stay as they are.
     Empty: all are run.
     """
 
@@ -61,9 +63,13 @@ class Request:
     seed: int = 0
     jobs: int = 1
     changes: tuple[str, ...] = ()
-    seeds: int = 3
+    seeds: int | None = None
     deletes_runs: bool = False
     rows: tuple[str, ...] = ()
+
+    def all_seeds(self, usual: int) -> range:
+        """As many seeds as the user asks for, or as is usual, from the first one on."""
+        return range(self.seed, self.seed + (self.seeds or usual))
 
     def settings(self) -> dict[str, Any]:
         """What the results depend on, ready for JSON; not where and how fast they are made.
@@ -107,7 +113,8 @@ class Experiment:
     a request. markdown and figure: what is shown of a record, in which rows may be missing yet.
     has_trainings: whether the rows name their trainings. Those are saved on Ctrl-C, and `jobs` of
     them run at the same time; otherwise a row that is ended begins again, and rows run alone.
-    has_seeds: whether the rows are of Request.seeds seeds; otherwise all have that of the request.
+    usual_seeds: of how many seeds the rows are, if the user does not say; None: all have that of
+    the request, whatever the user says.
     """
 
     name: str
@@ -117,7 +124,7 @@ class Experiment:
     markdown: Callable[[Record], str]
     figure: Callable[[Record, Path], None]
     has_trainings: bool = True
-    has_seeds: bool = False
+    usual_seeds: int | None = None
 
 
 class Stopped(Exception):
@@ -221,9 +228,10 @@ def begun_record(
         raise
     settings = {row.key: _as_json(row.settings) for row in rows}
     before = {key: _completed(row.get("settings")) for key, row in stored["rows"].items()}
-    if experiment.has_seeds and stored["request"] == record["request"]:
+    if experiment.usual_seeds and stored["request"] == record["request"]:
         # Rows of more seeds than are asked for now stay as they are.
-        settings |= {key: value for key, value in before.items() if key not in settings}
+        more = {key for key in before if key not in settings and has_seed(key)}
+        settings |= {key: before[key] for key in before if key in more}
         record["plan"] = list(settings)
     same = {key: row for key, row in stored["rows"].items() if before[key] == settings.get(key)}
     if not is_forced:

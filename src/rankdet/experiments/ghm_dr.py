@@ -16,6 +16,7 @@ EXPERIMENT = experiment(
     Comparison(
         title="GHM-C, DR loss and AP-loss on VOC2007 and VOC2012",
         row_title="method",
+        reference="RetinaNet500+AP-loss",
         variants=tuple(
             Variant(
                 row=row,

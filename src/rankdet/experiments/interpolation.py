@@ -9,6 +9,7 @@ EXPERIMENT = experiment(
     Comparison(
         title="AP-loss with and without interpolated precision",
         row_title="interpolated",
+        reference="Yes",
         variants=(
             Variant(
                 row="No",

@@ -17,6 +17,7 @@ EXPERIMENT = experiment(
     Comparison(
         title="AP-loss with 1 to 16 images ranked together, 16 in every step",
         row_title="images ranked together",
+        reference=str(STEP),
         variants=tuple(
             Variant(
                 row=str(size),

@@ -23,6 +23,7 @@ from rankdet.experiments.evaluations import Evaluations, evaluations_part
 from rankdet.experiments.goals import goals_part
 from rankdet.experiments.items import EXPERIMENTS, experiment
 from rankdet.experiments.record import Record, read_named_record, results_of
+from rankdet.experiments.seeds import number_of_seeds
 from rankdet.experiments.tables import NO_NUMBER, markdown_table
 
 SCALE = "voc320"
@@ -160,8 +161,8 @@ def command_of(record: Record) -> str:
         if request.get(name):
             words += [f"--{name}", PurePath(request[name]).name]
     words += ["--seed", str(request["seed"])]
-    if experiment(record["item"]).has_seeds:
-        words += ["--seeds", str(len({key.rpartition(" ")[2] for key in record["plan"]}))]
+    if experiment(record["item"]).usual_seeds not in (None, number_of_seeds(record)):
+        words += ["--seeds", str(number_of_seeds(record))]
     for change in request.get("changes", ()):
         words += ["--set", change]
     return shlex.join(words)
@@ -265,7 +266,7 @@ def _accuracy(one: evidence.Evidence, record: Record, schedule: str) -> list[str
         markdown_table(["training loss", "seeds", *METRICS], rows),
     ]
     differences = [
-        f"{metric} {evidence.difference_text(record, schedule, other, metric)} ({other})"
+        f"{metric} {evidence.lead_text(record, schedule, other, metric)} ({other})"
         for metric in METRICS
         if (other := evidence.best_other(record, schedule, metric))
         and evidence.values_of(record, schedule, evidence.OURS, metric)

@@ -8,12 +8,9 @@ training counts.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
-from rankdet.config import to_dict
-from rankdet.experiments.arms import outcome
-from rankdet.experiments.comparison import Comparison, Variant, variant_config
-from rankdet.experiments.experiment import Experiment, Request, Row
+from rankdet.experiments.comparison import Comparison, Variant, experiment, training_row
+from rankdet.experiments.experiment import Request, Row
 from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import Training
 from rankdet.experiments.tables import markdown_table, number
@@ -29,8 +26,10 @@ _COUNTS = ("roi.boxes_per_image", "roi.positives_per_image")
 class RoIComparison(Comparison):
     """The table, and below it how many regions there were."""
 
-    def plan(self, request: Request) -> list[Row]:
-        return [_row(variant, request) for variant in self.variants]
+    def row(self, variant: Variant, request: Request) -> Row:
+        num_rois = int(variant.row) // DIVISORS[request.scale]
+        changes = {**variant.changes, "detector": {"rois": num_rois, "proposals": None}}
+        return training_row(replace(variant, changes=changes), request)
 
     def body(self, record: Record) -> list[str]:
         rows = []
@@ -45,19 +44,6 @@ class RoIComparison(Comparison):
         divisor = DIVISORS[record["request"]["scale"]]
         fewer = f"At this scale, {divisor} times fewer regions than the rows say."
         return [*self.notes, fewer] if divisor > 1 else list(self.notes)
-
-
-def _row(variant: Variant, request: Request) -> Row:
-    num_rois = int(variant.row) // DIVISORS[request.scale]
-    changes = {**variant.changes, "detector": {"rois": num_rois, "proposals": None}}
-    config = variant_config(replace(variant, changes=changes), request)
-    return Row(
-        key=variant.key,
-        settings={"config": to_dict(config)},
-        run=partial(outcome, config, request),
-        trainings=(config,),
-        is_outcome=True,
-    )
 
 
 COMPARISON = RoIComparison(
@@ -76,11 +62,4 @@ COMPARISON = RoIComparison(
     ),
     decimals=2,
 )
-EXPERIMENT = Experiment(
-    "rois",
-    COMPARISON.title,
-    ("two-stage", "fig-two-stage"),
-    COMPARISON.plan,
-    COMPARISON.markdown,
-    COMPARISON.figure,
-)
+EXPERIMENT = experiment("rois", COMPARISON, labels=("two-stage", "fig-two-stage"))

@@ -9,6 +9,7 @@ EXPERIMENT = experiment(
     Comparison(
         title="AP-loss on the hardest, on random and on all negatives",
         row_title="method",
+        reference="Original AP-Loss",
         variants=(
             Variant(
                 row="OHEM + AP-loss",

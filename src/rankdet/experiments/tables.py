@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from rankdet.experiments.paper import paper_table
 from rankdet.experiments.record import Record, state_of
 from rankdet.experiments.scales import scale_note
+from rankdet.experiments.seed_statistics import welch_interval
 
 NOT_AVAILABLE = "n/a"
 NOT_RUN = "not run"
@@ -19,12 +21,16 @@ _BOLD_NUMBER = re.compile(r"\| \*\*[\d.]+\*\*")  # a cell of a table
 
 @dataclass(frozen=True)
 class Cell:
-    """A number of ours beside the paper's. text: in place of ours, such as "failed"."""
+    """A number of ours beside the paper's. text: in place of ours, such as "failed".
+
+    deviation: of ours, if it is the mean over several seeds.
+    """
 
     ours: float | None = None
     paper: float | None = None
     text: str = ""
     is_best_of_paper: bool = False
+    deviation: float | None = None
 
 
 def comparison_table(
@@ -174,6 +180,22 @@ def number(value: float | None, decimals: int = 1) -> str:
     return NOT_AVAILABLE if value is None else f"{value:.{decimals}f}"
 
 
+def difference_text(first: Sequence[float], second: Sequence[float], decimals: int) -> str:
+    """The difference of two means, with half its 95 % interval if there are several of both.
+
+    >>> difference_text([30.0, 32.0], [29.0, 29.5], 2)
+    '+1.75 ± 10.12'
+    >>> difference_text([30.0], [30.04], 1), difference_text([30.0], [], 1)
+    ('+0.0', '–')
+    """
+    if not first or not second:
+        return NO_NUMBER
+    found = welch_interval(first, second)
+    difference = fmean(first) - fmean(second)
+    text = f"{round(difference, decimals) + 0.0:+.{decimals}f}"  # -0.0 + 0.0 is 0.0
+    return text if found is None else f"{text} ± {found[1]:.{decimals}f}"
+
+
 def best_shown(values: Iterable[float | None], decimals: int = 1) -> str | None:
     """The text of the highest number, if there are several and they do not all look the same.
 
@@ -188,7 +210,8 @@ def _ours(cell: Cell, best: str | None, decimals: int) -> str:
     if cell.ours is None:
         return cell.text or NOT_AVAILABLE
     text = number(cell.ours, decimals)
-    return f"**{text}**" if text == best else text
+    text = f"**{text}**" if text == best else text
+    return text if cell.deviation is None else f"{text} ± {number(cell.deviation, decimals)}"
 
 
 def _paper(cell: Cell, decimals: int) -> str:
