@@ -291,6 +291,33 @@ def test_a_record_of_another_scale_is_refused(voc320: Request) -> None:
         assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ("detector.backbone=resnet18", "detector.backbone was 'resnet50', now 'resnet18'"),
+        ("training.epochs=9", "training.epochs was 6, now 9"),
+        ("loss.box_weight=2", "loss.box_weight was 1.0, now 2.0"),
+        ("data.augmentation=flip", "data.augmentation was 'ssd', now 'flip'"),
+    ],
+)
+def test_rates_that_were_tried_with_other_settings_choose_nothing(
+    change: str, difference: str, voc320: Request
+) -> None:
+    write(finished(voc320), voc320)
+    other = replace(voc320, changes=(change,))
+    for tuning in (RETINANET, RETINANET_LONG):  # the second takes the choice of the first
+        with pytest.raises(ConfigError) as caught:
+            rates.best_rates(tuning, other)
+        assert "its learning rates were tried with other settings: " in str(caught.value)
+        assert difference in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["evaluation.nms_iou=0.6", "evaluation.every=2"])
+def test_how_it_is_evaluated_makes_no_other_rate_the_best(change: str, voc320: Request) -> None:
+    write(finished(voc320), voc320)
+    assert rates.best_rates(RETINANET, replace(voc320, changes=(change,)))[0]["ap"] == 0.005
+
+
 def test_a_record_that_is_not_finished_is_refused_with_the_command_to_go_on(
     voc320: Request,
 ) -> None:

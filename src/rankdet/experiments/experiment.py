@@ -289,8 +289,8 @@ def _other_settings(file: Path, key: str, stored: Any, wanted: Any) -> RankdetEr
     if wanted is None:
         what = "is no row of the experiment now"
     else:
-        differences = "; ".join(_differences(stored, wanted)[:3])
-        what = f"has other settings than now: {differences}"
+        found = "; ".join(differences(stored, wanted)[:3])
+        what = f"has other settings than now: {found}"
     return RankdetError(
         f"{file}: the row {key} {what}. Another version of rankdet made it, a record by which "
         "learning rates are chosen was made or changed since, or this one was. Give another folder "
@@ -305,17 +305,17 @@ def _completed(settings: Any) -> Any:
     return settings
 
 
-def _differences(stored: Any, wanted: Any, name: str = "") -> list[str]:
+def differences(stored: Any, wanted: Any, name: str = "") -> list[str]:
     """Where two JSON values differ.
 
-    >>> _differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+    >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
     ['a.b was 1, now 3']
     """
     if isinstance(stored, dict) and isinstance(wanted, dict):
         found = []
         for key in sorted(stored.keys() | wanted.keys()):
             inner = f"{name}.{key}" if name else str(key)
-            found += _differences(stored.get(key), wanted.get(key), inner)
+            found += differences(stored.get(key), wanted.get(key), inner)
         return found
     return [] if stored == wanted else [f"{name} was {shorten(stored)}, now {shorten(wanted)}"]
 

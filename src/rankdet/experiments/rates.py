@@ -17,10 +17,11 @@ from typing import Any
 
 from rankdet.config import Config, from_dict, merge, to_dict
 from rankdet.config.effects import training_name, validation_name
+from rankdet.config.text import completed
 from rankdet.errors import ConfigError, TrainingError, counted
 from rankdet.experiments.arms import outcome
 from rankdet.experiments.comparison import COLOURS, LOSSES, METRICS
-from rankdet.experiments.experiment import Experiment, Request, Row
+from rankdet.experiments.experiment import Experiment, Request, Row, differences
 from rankdet.experiments.figures import label_axes, new_figure, save_figure
 from rankdet.experiments.losses import loss_changes
 from rankdet.experiments.record import Record, read_record, results_of, shown_from
@@ -238,8 +239,8 @@ def best_rates(rates: Rates, request: Request) -> tuple[dict[str, float], str]:
 def _finished_record(rates: Rates, request: Request) -> Record | None:
     """The record in the folder of the request; None if there is none.
 
-    ConfigError if it cannot choose: of another scale, not finished, or without a rate that a loss
-    survives.
+    ConfigError if it cannot choose: of another scale, of trainings with other settings, not
+    finished, or without a rate that a loss survives.
     """
     file = request.out / f"{rates.name}.json"
     if not file.exists():
@@ -252,6 +253,7 @@ def _finished_record(rates: Rates, request: Request) -> Record | None:
             f"{file}: it is of the scale {record['request'].get('scale')}, and the learning rates "
             f"of {request.scale} are wanted. Give another folder with --out."
         )
+    _refuse_other_settings(file, record, rates, request)
     left = [key for key in record["plan"] if "result" not in record["rows"].get(key, {})]
     if left:
         raise ConfigError(
@@ -265,6 +267,28 @@ def _finished_record(rates: Rates, request: Request) -> Record | None:
             "diverged. Give another folder with --out, in which the scale's own rates are taken."
         )
     return record
+
+
+def _refuse_other_settings(file: Path, record: Record, rates: Rates, request: Request) -> None:
+    """A rate that is best for one network, size or length may be a bad one for another."""
+    for loss in LOSSES.values():
+        for rate, key in tried_rates(record, loss).items():
+            with shown_from(file):
+                before = _of_training(record["rows"][key]["settings"]["config"])
+            now = _of_training(to_dict(rates.held_out_config(loss, rate, request)))
+            if found := differences(before, now):
+                raise ConfigError(
+                    f"{file}: its learning rates were tried with other settings: "
+                    f"{'; '.join(found[:3])}. Give another folder with --out: there the scale's "
+                    f"own rates are taken, or what rankdet reproduce {rates.name} has chosen there "
+                    "before, with the same --set."
+                )
+
+
+def _of_training(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored settings by which weights come about, whatever they are evaluated by."""
+    whole = completed(config)
+    return {section: whole[section] for section in ("data", "detector", "loss", "training")}
 
 
 def outcome_or_divergence(config: Config, request: Request) -> Mapping[str, Any]:
