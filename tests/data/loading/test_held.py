@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import pytest
@@ -183,9 +184,22 @@ def test_more_bytes_than_allowed_are_refused() -> None:
 
 
 def test_the_usual_limit_is_that_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert held._usual_limit(torch.device("cpu")) == 16 * 2**30
+    sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    assert held._usual_limit(torch.device("cpu")) == 1000 * 4096 // 4
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 200))
     assert held._usual_limit(torch.device("cuda")) == 50
+
+
+@pytest.mark.parametrize("error", [AttributeError, OSError, ValueError])
+def test_where_the_memory_is_not_known_two_gibibytes_may_be_held(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> int:
+        raise error(name)
+
+    monkeypatch.setattr(os, "sysconf", unknown)
+    assert held._usual_limit(torch.device("cpu")) == 2 * 2**30
 
 
 def test_progress_is_told_of_every_image_and_the_loader_can_be_used_after_close() -> None:

@@ -67,8 +67,8 @@ class ImageStore:
         if needed > max_bytes:
             raise RankdetError(
                 f"the {len(dataset)} images need {needed / GIBIBYTE:.2f} GiB on {device}, and the"
-                f" limit is {max_bytes / GIBIBYTE:.2f} GiB. Load them from the disk, or raise the"
-                " limit."
+                f" limit is {max_bytes / GIBIBYTE:.2f} GiB. Load them from the disk in place of"
+                " this: --set data.hold=false."
             )
         sizes = _held_sizes(dataset, longest)
         lengths = 3 * sizes.prod(dim=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -32,8 +33,10 @@ BatchedTransform = Callable[
 ]
 
 _USUAL_SIDE = 32
-_USUAL_LIMIT = 16 * GIBIBYTE
 _SHARE_OF_FREE = 0.5  # of a GPU's free memory; the training needs the rest
+# Of a computer's whole memory; the images to evaluate on may take as much again.
+_SHARE_OF_MEMORY = 0.25
+_MEMORY_IF_UNKNOWN = 8 * GIBIBYTE
 
 
 def make_held_loader(
@@ -58,7 +61,8 @@ def make_held_loader(
     than 1536 pixels differ, which are held smaller. drop_ignored: as `WithoutIgnored`. side: height
     and width where this process has no image of a batch: those of the others, where the transform
     gives all images one size. on_image is called for each image that was read. max_bytes:
-    RankdetError if the images need more; None: half of the GPU's free memory, elsewhere 16 GiB.
+    RankdetError if the images need more; None: half of the GPU's free memory, or a
+    quarter of the computer's.
     """
     order = make_loader(
         dataset,
@@ -80,8 +84,9 @@ def make_held_loader(
 def reason_not_to_hold(dataset: DetectionDataset, device: torch.device | str) -> str | None:
     """Why the images are not to be held on the device for evaluations; None: they may be.
 
-    They take at most half of the GPU's free memory (elsewhere 16 GiB). Images of more than 1536
-    pixels would be held smaller, and the detections would be others than those of the files.
+    They take at most half of the GPU's free memory, or a quarter of the computer's. Images of more
+    than 1536 pixels would be held smaller, and the detections would be others than those of the
+    files.
     """
     longest = max((max(dataset.size(index)) for index in range(len(dataset))), default=0)
     if longest > LONGEST:
@@ -182,9 +187,17 @@ class HeldLoader:
 
 def _usual_limit(device: torch.device) -> int:
     if device.type != "cuda":
-        return _USUAL_LIMIT
+        return int(_SHARE_OF_MEMORY * _memory())
     free, _ = torch.cuda.mem_get_info(device)
     return int(_SHARE_OF_FREE * free)
+
+
+def _memory() -> int:
+    """Bytes of memory that the computer has; a guess where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # of Windows, and of other systems
+        return _MEMORY_IF_UNKNOWN
 
 
 def _never(image: Tensor, target: Target, key: SampleKey) -> tuple[Tensor, Target]:
