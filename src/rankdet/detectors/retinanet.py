@@ -65,12 +65,9 @@ def make_retinanet(
     (torch.Size([2, 756, 3]), (576, 144, 36))
     """
     columns = num_columns(num_classes, activation)
-    if head_norm not in (None, "group"):
-        raise ValueError(f"head_norm: expected None or 'group', got {head_norm!r}")
-    if pyramid_start not in ("paper", "torchvision"):
-        raise ValueError(f"pyramid_start: expected 'paper' or 'torchvision', got {pyramid_start!r}")
-    if head_start not in ("paper", "kaiming"):
-        raise ValueError(f"head_start: expected 'paper' or 'kaiming', got {head_start!r}")
+    _check("head_norm", head_norm, (None, "group"))
+    _check("pyramid_start", pyramid_start, ("paper", "torchvision"))
+    _check("head_start", head_start, ("paper", "kaiming"))
     pyramid = make_backbone(
         backbone,
         stride_on=stride_on,
@@ -82,20 +79,16 @@ def make_retinanet(
     anchors = PyramidAnchors(
         pyramid.strides, anchor_scale, anchor_octaves, anchor_ratios, anchor_grid
     )
-    head = RetinaNetHead(
-        pyramid.out_channels,
-        anchors.num_per_place,
-        columns,
-        norm_layer=None if head_norm is None else make_norm(head_norm),
-    )
-    if backbone == "small":
+    is_small = backbone == "small"
+    norm_layer = None if head_norm is None else make_norm(head_norm)
+    head = RetinaNetHead(pyramid.out_channels, anchors.num_per_place, columns, norm_layer)
+    if is_small:
         for branch in (head.classification_head, head.regression_head):
             branch.conv = branch.conv[:2]
     detector = RetinaNet(pyramid, head, anchors)
     # Differs from the paper: the small network is always trained from scratch, and its maps then
     # begin at the size of their input. It seems to learn a little faster so (300 steps on the
     # embedded set, one seed: AP50 of 29.2 against 27.9 with N(0, 0.01)).
-    is_small = backbone == "small"
     _initialise(
         detector,
         activation,
@@ -103,6 +96,11 @@ def make_retinanet(
         is_head_kaiming=is_small or head_start == "kaiming",
     )
     return detector
+
+
+def _check(name: str, value: str | None, choices: Sequence[str | None]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}: expected {' or '.join(map(repr, choices))}, got {value!r}")
 
 
 def _initialise(
