@@ -47,10 +47,10 @@ _CHANGES = (
     "from its value after the warm-up to 0, in place of two steps to a tenth. Pyramid as "
     "torchvision's: its first weights keep the size of the maps, in place of N(0, 0.01). Heads "
     "by Kaiming: with their first weights each layer makes its map about a third smaller, in place "
-    "of three times. Delta: in place of 1. Hardest negatives: 3 for each positive are ranked, in "
-    "place of all. Nine anchors: three sizes of three shapes, as torchvision's, in place of two. A "
-    "higher rate with a smaller box loss: the class part weighs so much more, and so does the "
-    "weight decay; the limit of the gradient is as much looser."
+    "of some three times (six with 64 channels). Delta: in place of 1. Hardest negatives: 3 for "
+    "each positive are ranked, in place of all. Nine anchors: three sizes of three shapes, as "
+    "torchvision's, in place of two. A higher rate with a smaller box loss: the class part weighs "
+    "so much more, and so does the weight decay; the limit of the gradient is as much looser."
 )
 
 
