@@ -278,7 +278,7 @@ def test_resuming_with_a_recipe_makes_no_sense() -> None:
         (["--loss", "app"], "loss.name = 'app': expected one of ap, auc, focal, ohem, ghm, dr"),
         (["--loss", "app"], "Did you mean 'ap'?"),
         (["--backbone", "resnet51"], "Did you mean 'resnet50'?"),
-        (["--recipe", "vok"], "recipe vok: expected one of default, quick, small, demo, voc"),
+        (["--recipe", "vok"], "recipe vok: expected one of default, quick, light, small, demo"),
         (["--set", "training.epoch=3"], "training.epoch: there is no such setting. Did you mean"),
         (["--set", "training.epochs"], "expected section.key=value"),
         (["--accumulate", "3"], "training.accumulate = 3: expected a divisor"),

@@ -304,16 +304,36 @@ def test_the_small_ssd_is_the_small_recipe_with_another_detector() -> None:
     assert (detector.positive_iou, detector.negative_iou) == (0.5, 0.5)
 
 
-def recorded(item: str, schedule: str) -> list[dict[str, Any]]:
-    """The trainings with AP-loss of a record, all seeds."""
-    file = ROOT / "results" / "voc320" / f"{item}.json"
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    return [row for key, row in rows.items() if key.startswith(f"{schedule}: AP-Loss: ")]
+def recorded(record: str, schedule: str) -> list[dict[str, Any]]:
+    """The trainings with AP-loss of a record in results/, all seeds."""
+    content = json.loads((ROOT / "results" / f"{record}.json").read_text(encoding="utf-8"))
+    rows = content["rows"].items()
+    return [row for key, row in rows if key.startswith(f"{schedule}: AP-Loss: ")]
 
 
-def test_the_quick_recipe_is_the_training_that_was_recorded() -> None:
-    ours = json.loads(json.dumps(to_dict(recipe("quick"))))
-    (first, *_) = recorded("evidence-retinanet", "long")
+OF_THE_DATA = {
+    *("data.path", "data.format", "data.train_split", "data.val_split", "data.drop_ignored"),
+    *("detector.weights", "evaluation.every", "evaluation.protocol", "evaluation.pictures"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "schedule", "others"),
+    [
+        (
+            "quick",
+            "voc320/evidence-retinanet",
+            "long",
+            {"data.hold", "detector.stride_on", "detector.ssd_layout", "training.compile"},
+        ),
+        ("light", "light-cpu/evidence-retinanet-flips", "short", {"detector.ssd_layout"}),
+    ],
+)
+def test_some_recipes_are_the_trainings_that_were_recorded(
+    name: str, record: str, schedule: str, others: set[str]
+) -> None:
+    ours = json.loads(json.dumps(to_dict(recipe(name))))
+    (first, *_) = recorded(record, schedule)
     theirs = json.loads(json.dumps(to_dict(from_dict(first["settings"]["config"]))))
     differences = {
         f"{section}.{name}"
@@ -321,23 +341,25 @@ def test_the_quick_recipe_is_the_training_that_was_recorded() -> None:
         for name, value in ours[section].items()
         if theirs[section][name] != value
     }
-    of_the_data = {"path", "format", "train_split", "val_split", "drop_ignored", "hold"}
-    assert differences == {
-        *(f"data.{name}" for name in of_the_data),
-        *("detector.weights", "detector.stride_on", "detector.ssd_layout", "training.compile"),
-        *("evaluation.every", "evaluation.protocol", "evaluation.pictures"),
-    }
+    assert differences == OF_THE_DATA | others
 
 
 @pytest.mark.parametrize(
-    ("item", "schedule"), [("evidence-retinanet", "long"), ("longest-retinanet", "longest")]
+    ("name", "record", "schedule"),
+    [
+        ("quick", "voc320/evidence-retinanet", "long"),
+        ("quick", "voc320/longest-retinanet", "longest"),
+        ("light", "light-cpu/evidence-retinanet-flips", "short"),
+    ],
 )
-def test_the_numbers_of_the_quick_recipe_are_those_of_the_records(item: str, schedule: str) -> None:
-    found = [row["result"]["metrics"] for row in recorded(item, schedule)]
-    means = {name: fmean(one[name] for one in found) for name in ("AP", "AP50", "AP75")}
-    text = " ".join((RECIPES["quick"].__doc__ or "").split())
-    assert ", ".join(f"{name} {value:.1f}" for name, value in means.items()) in text
-    epochs = recorded(item, schedule)[0]["settings"]["config"]["training"]["epochs"]
+def test_the_numbers_of_these_recipes_are_those_of_the_records(
+    name: str, record: str, schedule: str
+) -> None:
+    found = [row["result"]["metrics"] for row in recorded(record, schedule)]
+    means = {metric: fmean(one[metric] for one in found) for metric in ("AP", "AP50", "AP75")}
+    text = " ".join((RECIPES[name].__doc__ or "").split())
+    assert ", ".join(f"{metric} {value:.1f}" for metric, value in means.items()) in text
+    epochs = recorded(record, schedule)[0]["settings"]["config"]["training"]["epochs"]
     assert f"{epochs} epochs" in text
 
 
@@ -351,6 +373,7 @@ def test_each_recipe_has_the_learning_rate_and_limit_of_the_gradient_that_were_m
     assert {name: chosen(name) for name in RECIPES if chosen(name) != (0.001, 16, None)} == {
         "default": (0.005, 16, 10.0),
         "quick": (0.01, 32, 10.0),  # the same for an image
+        "light": (0.005, 32, 10.0),
         "small": (0.002, 16, None),
         "small-ssd": (0.002, 16, None),
         "small-faster-rcnn": (0.002, 16, None),

@@ -59,7 +59,9 @@ _INTRODUCTION = (
     "or not clearly, and in the paper it is. Every "
     "table, rows that lose included, is made by `rankdet reproduce page` from the records of the "
     "experiments; nobody types a number. What else is to be known of the runs, and which of their "
-    f"commits are not in the history, is in `results/{SCALE}/README.md`."
+    f"commits are not in the history, is in `results/{SCALE}/README.md`. What a light detector did "
+    "on a CPU, with smaller images, is in `results/light-cpu`, and how large the gradients are at "
+    "the start in `results/gradients-cpu`."
 )
 _NOTHING = f"Nothing was run at the scale `{SCALE}` yet."
 _PART_NOTES = (

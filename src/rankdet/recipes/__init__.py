@@ -19,6 +19,7 @@ from rankdet.recipes.faster_rcnn import (
     torchvision_faster_rcnn,
     voc_faster_rcnn,
 )
+from rankdet.recipes.light import light
 from rankdet.recipes.quick import quick
 from rankdet.recipes.small import small
 from rankdet.recipes.ssd import small_ssd, ssd300, torchvision_ssd300, voc_ssd512
@@ -28,6 +29,7 @@ from rankdet.recipes.voc import voc, voc_resnet101_500
 RECIPES: dict[str, Callable[[], Config]] = {
     "default": default,
     "quick": quick,
+    "light": light,
     "small": small,
     "demo": demo,
     "voc": voc,
