@@ -14,7 +14,7 @@
 #     longest    AP-loss, OHEM and focal loss with one seed in the longest schedule
 #     flips      rates, then seeds, with flips alone and larger first weights of pyramid and heads
 #     ssd        rates, then seeds, of SSD
-#     rois       Faster R-CNN with 512, 2,048 and 4,096 regions
+#     rois       rates, then Faster R-CNN with 512, 2,048 and 4,096 regions
 #     ablations  images ranked together, delta, sigmoid, interpolation, sampling, GHM and DR, convergence
 #     trials     what a few changes do, in the short and in the long schedule
 #     alone      what measures time, attacks, or runs row by row: give no other chain beside it
@@ -80,11 +80,13 @@ chain_ssd() {
     item evidence-ssd
 }
 chain_rois() {
+    item rates-faster-rcnn --delete-runs
     item rois --rows ": 512" --rows ": 2048" --rows ": 4096"
 }
 chain_ablations() {
     local name
     for name in ranked-together delta sigmoid interpolation sampling; do item "$name" --delete-runs; done
+    item rates-ghm-dr --set detector.backbone=resnet50 --delete-runs
     item ghm-dr --set detector.backbone=resnet50 --delete-runs
     item convergence --delete-runs
 }

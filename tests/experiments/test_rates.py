@@ -17,6 +17,8 @@ from rankdet.experiments.comparison import LOSSES
 from rankdet.experiments.experiment import Request, reproduce
 from rankdet.experiments.items import experiment
 from rankdet.experiments.rates import (
+    FASTER_RCNN,
+    GHM_DR,
     RETINANET,
     RETINANET_FLIPS,
     RETINANET_LONG,
@@ -100,7 +102,25 @@ def test_every_loss_is_trained_at_the_same_four_rates(
     names = ["ohem"] * 4 + ["focal"] * 4 + ["auc"] * 4 + ["ap"] * 4
     assert [config.loss.name for config in configs] == names
     assert [config.training.learning_rate for config in configs] == [*tried] * 4
-    assert {config.detector.name for config in configs} == {tuning.detector}
+    assert {config.detector.name for config in configs} == {tuning.training.detector}
+
+
+@pytest.mark.parametrize(
+    ("tuning", "losses"), [(FASTER_RCNN, ["ce", "ap"]), (GHM_DR, ["ghm", "dr", "ap"])]
+)
+def test_other_comparisons_try_their_own_losses_with_their_own_detector(
+    tuning: Rates, losses: list[str], voc320: Request
+) -> None:
+    tried = (0.0025, 0.005, 0.01, 0.02)
+    rows = tuning.plan(voc320)
+    assert [row.key for row in rows] == [
+        f"{name}: {rate:g}" for name in tuning.losses for rate in tried
+    ]
+    configs = [row.trainings[0] for row in rows]
+    assert [config.loss.name for config in configs] == [loss for loss in losses for _ in tried]
+    assert {config.detector.name for config in configs} == {tuning.training.detector}
+    assert {config.detector.backbone for config in configs} == {tuning.training.backbone}
+    assert {config.training.epochs for config in configs} == {6}
 
 
 def test_a_rate_is_the_one_of_the_step_as_it_is(voc320: Request) -> None:
@@ -316,6 +336,38 @@ def test_rates_that_were_tried_with_other_settings_choose_nothing(
 def test_how_it_is_evaluated_makes_no_other_rate_the_best(change: str, voc320: Request) -> None:
     write(finished(voc320), voc320)
     assert rates.best_rates(RETINANET, replace(voc320, changes=(change,)))[0]["ap"] == 0.005
+
+
+@pytest.mark.parametrize(
+    ("item", "tuning", "loss", "row"),
+    [
+        ("rois", FASTER_RCNN, "ce", "Faster: 512"),
+        ("rois", FASTER_RCNN, "ap", "Faster+AP-Loss: 4096"),
+        ("ghm-dr", GHM_DR, "dr", "VOC2012: RetinaNet500+DR-loss_fixed"),
+    ],
+)
+def test_a_comparison_takes_the_rates_that_were_chosen_for_it(
+    item: str, tuning: Rates, loss: str, row: str, voc320: Request
+) -> None:
+    def planned() -> Config:
+        return {one.key: one.trainings[0] for one in experiment(item).plan(voc320)}[row]
+
+    usual = planned()
+    best = {"ce": 0.0025, "ap": 0.02, "ghm": 0.01, "dr": 0.005}
+    results = {
+        key: result(30.0 if f": {best[one]:g}" in key else 10.0)
+        for name, one in tuning.losses.items()
+        for key in (f"{name}: {rate:g}" for rate in AP_OF_RATES)
+    }
+    write(record_of(results, voc320, tuning), voc320, tuning)
+    tuned = planned()
+    assert tuned.training.learning_rate == best[loss]
+    assert tuned.training.reference_batch_size == tuned.training.batch_size == 32
+    assert replace(tuned, training=usual.training) == usual
+    results.popitem()
+    write(record_of(results, voc320, tuning), voc320, tuning)
+    with pytest.raises(ConfigError, match=f"Go on with it first: rankdet reproduce {tuning.name}"):
+        planned()
 
 
 def test_a_record_that_is_not_finished_is_refused_with_the_command_to_go_on(

@@ -124,7 +124,7 @@ def test_sections_have_the_order_of_the_page_and_one_title(record_of: Any) -> No
 
 def test_the_page_knows_its_items() -> None:
     assert set(ITEMS) <= {item.name for item in EXPERIMENTS}
-    assert len(set(ITEMS)) == len(ITEMS) == 30
+    assert len(set(ITEMS)) == len(ITEMS) == 32
 
 
 def test_seconds_are_told_by_the_time_of_a_step_alone(record_of: Any) -> None:

@@ -36,7 +36,14 @@ def record_of(
         "data": {"path": "VOC2012"},
         "detector": {"backbone": "resnet101", "rois": 512},
         "loss": {"name": "ap"},
-        "training": {"epochs": 12, "max_steps": None, "batch_size": 32, "accumulate": 1},
+        "training": {
+            "epochs": 12,
+            "max_steps": None,
+            "batch_size": 16,
+            "accumulate": 1,
+            "learning_rate": 0.02,
+            "reference_batch_size": 32,
+        },
         "evaluation": {"fixed_size": 320, "shorter": 600, "longest": 1000},
     }
     common = {"settings": {"config": config}, "seconds": 10.0, "provenance": provenance}
@@ -243,6 +250,10 @@ def test_the_regions_that_were_used_are_told(tmp_path: Path) -> None:
     assert any(line.startswith("| 512 | 50.12 | **54.09** |") for line in lines)
     assert "| Faster: 512 | 512 | 511.5 | 30.2 |" in lines
     assert "- At this scale, 8 times fewer regions than the rows say." in lines
+    assert any(
+        line.startswith("- Learning rates, for the images of a step: 0.01 for ap. `rates-faster-rc")
+        for line in lines
+    )
 
 
 def test_the_table_of_robustness_has_the_paper_s_columns(tmp_path: Path) -> None:

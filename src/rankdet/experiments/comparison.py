@@ -41,6 +41,8 @@ USUAL_SEEDS = 1
 DECIMALS_OF_SEEDS = 2  # of means over several of them
 LOSSES = {"CE-Loss + OHEM": "ohem", "Focal Loss": "focal", "AUC-Loss": "auc", "AP-Loss": "ap"}
 COLOURS = {"ohem": ORANGE, "focal": VERMILION, "auc": GREEN, "ap": BLUE}
+# Of losses that never stand beside those.
+COLOURS |= {"ce": ORANGE, "ghm": VERMILION, "dr": GREEN}
 _GROUP_COLOURS = (BLUE, VERMILION, GREEN, ORANGE)
 Points = tuple[list[float], list[float]]  # places, and the values there
 # Of the test sets whose annotations are not public: the splits, if the user has their images.

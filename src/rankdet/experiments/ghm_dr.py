@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from rankdet.experiments.comparison import METRICS, Comparison, Variant, experiment
+from rankdet.experiments.comparison import METRICS, Variant, experiment
+from rankdet.experiments.rates import GHM_DR
 from rankdet.experiments.scales import Training
+from rankdet.experiments.tuned import TunedComparison
 
 _ROWS = {
     "RetinaNet500+GHM-C": "ghm",
@@ -13,7 +15,7 @@ _ROWS = {
 
 EXPERIMENT = experiment(
     "ghm-dr",
-    Comparison(
+    TunedComparison(
         title="GHM-C, DR loss and AP-loss on VOC2007 and VOC2012",
         row_title="method",
         reference="RetinaNet500+AP-loss",
@@ -32,6 +34,7 @@ EXPERIMENT = experiment(
             )
             for row, loss in _ROWS.items()
         ),
+        tuning=GHM_DR,
     ),
     labels=("GHM-DRLOSS",),
 )

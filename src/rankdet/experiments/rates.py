@@ -1,10 +1,10 @@
-"""The learning rate of each loss, chosen on a tenth of the training images: RetinaNet and SSD.
+"""The learning rate of each loss, chosen on a tenth of the training images.
 
-Each of the four losses is trained in the short schedule at several learning rates, without a tenth
-of the training split, and judged on that tenth; then at its two best ones, and perhaps others, in
-the long schedule, whose best rate may be another. So the validation split chooses nothing:
-`evidence` trains at the rates that were best here. The figure shows how sensitive each loss is to
-its rate.
+Each loss is trained in the short schedule at several learning rates, without a tenth of the
+training split, and judged on that tenth; the four of the paper's tables then at their two best
+ones, and perhaps others, in the long schedule, whose best rate may be another. So the validation
+split chooses nothing: `evidence`, `rois` and `ghm-dr` train at the rates that were best here. The
+figure shows how sensitive each loss is to its rate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ from rankdet.experiments.schedules import LONG, SHORT, schedules, with_schedule
 from rankdet.experiments.tables import NO_NUMBER, markdown_table, missing_text, number, page
 
 # At voc320, for the images of a step.
-RATES = {"retinanet": (0.0025, 0.005, 0.01, 0.02), "ssd": (0.0005, 0.001, 0.002, 0.004)}
+RATES = {
+    "retinanet": (0.0025, 0.005, 0.01, 0.02),
+    "ssd": (0.0005, 0.001, 0.002, 0.004),
+    "faster_rcnn": (0.0025, 0.005, 0.01, 0.02),
+}
 # Further ones, by experiment and loss: where the best was at the edge of those above.
 MORE_RATES: dict[tuple[str, str], tuple[float, ...]] = {
     ("rates-retinanet", "focal"): (0.04, 0.08),
@@ -57,15 +61,17 @@ _CHOSEN_BY = "AP"
 
 @dataclass(frozen=True)
 class Rates:
-    """The learning rates of the four losses with one detector, in one schedule.
+    """The learning rates of some losses with one detector, in one schedule.
 
-    first: that of the short schedule, of whose rates the best two of each loss are tried here;
-    None: all are tried. changes: other settings than the scale's, of every training.
+    training: the detector and its backbone. losses: our names by those in the tables. first: the
+    rates of the short schedule, of which the best two of each loss are tried here; None: all are
+    tried. changes: other settings than the scale's, of every training.
     """
 
     name: str
     title: str
-    detector: str
+    training: Training
+    losses: Mapping[str, str] = field(default_factory=lambda: LOSSES)
     schedule: str = SHORT
     first: Rates | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +79,7 @@ class Rates:
     def plan(self, request: Request) -> list[Row]:
         """A row for each loss and rate."""
         rows = []
-        for name, loss in LOSSES.items():
+        for name, loss in self.losses.items():
             for rate in self._tried(loss, request):
                 config = self.held_out_config(loss, rate, request)
                 rows.append(
@@ -98,18 +104,18 @@ class Rates:
     def all_rates(self, loss: str, request: Request) -> Sequence[float]:
         """The learning rates that are tried in the short schedule, in ascending order."""
         if request.scale == "voc320":
-            return sorted({*RATES[self.detector], *MORE_RATES.get((self.name, loss), ())})
-        return [usual_rate(self.detector, loss, request) * factor for factor in FACTORS]
+            return sorted({*RATES[self.training.detector], *MORE_RATES.get((self.name, loss), ())})
+        return [usual_rate(self.training, loss, request) * factor for factor in FACTORS]
 
     def tuned_config(self, loss: str, rate: float, schedule: str, request: Request) -> Config:
         """The settings of a training with this loss and rate in a schedule, without the --set.
 
         rate: for the images of a step, as it is used.
         """
-        base = base_config(request, Training(detector=self.detector))
+        base = base_config(request, self.training)
         config = with_schedule(base, schedules(request.scale, base.training.epochs)[schedule])
         training = {"learning_rate": rate, "reference_batch_size": base.training.batch_size}
-        changes = {**loss_changes(loss, self.detector), "training": training}
+        changes = {**loss_changes(loss, self.training.detector), "training": training}
         return merge(merge(config, {**changes, "evaluation": {"pictures": False}}), self.changes)
 
     def held_out_config(self, loss: str, rate: float, request: Request) -> Config:
@@ -122,9 +128,9 @@ class Rates:
         record = self._with_newer_rates(record)
         chosen = chosen_rates(record)
         rows = []
-        for name, loss in LOSSES.items():
+        for name, loss in self.losses.items():
             for rate, key in sorted(tried_rates(record, loss).items()):
-                mark = _mark(record, name, rate) if chosen.get(loss) == rate else ""
+                mark = _mark(record, name, loss, rate) if chosen.get(loss) == rate else ""
                 rows.append([name, f"{rate:g}", *_texts(record, key), mark])
         heading = ["training loss", "learning rate", *METRICS, "choice by AP"]
         notes = _notes(record)
@@ -141,7 +147,7 @@ class Rates:
             return record
         keys = [
             f"{name}: {rate:g}"
-            for name, loss in LOSSES.items()
+            for name, loss in self.losses.items()
             for rate in MORE_RATES.get((self.name, loss), ())
         ]
         return {**record, "plan": list(dict.fromkeys([*record["plan"], *keys]))}
@@ -151,7 +157,7 @@ class Rates:
         results, chosen = results_of(record), chosen_rates(record)
         drawn = new_figure(5.5, 3.8)
         axes = drawn.subplots()
-        for name, loss in LOSSES.items():
+        for name, loss in self.losses.items():
             points = {
                 rate: value
                 for rate, key in sorted(tried_rates(record, loss).items())
@@ -161,35 +167,37 @@ class Rates:
             if (best := chosen.get(loss)) is not None:
                 axes.plot([best], [points[best]], color=COLOURS[loss], marker="o", markersize=9)
         axes.set_xscale("log")
-        tried = sorted({rate for loss in LOSSES.values() for rate in tried_rates(record, loss)})
+        tried = sorted(
+            {rate for loss in self.losses.values() for rate in tried_rates(record, loss)}
+        )
         axes.set_xticks(tried, [f"{rate:g}" for rate in tried])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
-        title = f"{self.detector}, {self.schedule} schedule"
+        title = f"{self.training.detector}, {self.schedule} schedule"
         label_axes(axes, title, "learning rate", f"{_CHOSEN_BY} in percent")
         axes.legend(frameon=False, fontsize=8)
         save_figure(drawn, path)
 
 
-def _mark(record: Record, name: str, rate: float) -> str:
+def _mark(record: Record, name: str, loss: str, rate: float) -> str:
     """What a table says about the best of the rates that were tried."""
     planned = [key for key in record["plan"] if key.startswith(f"{name}: ")]
     if any("result" not in record["rows"].get(key, {}) for key in planned):
         return "best so far"
-    return "chosen, **at the edge of what was tried**" if is_edge(record, name, rate) else "chosen"
+    return "chosen, **at the edge of what was tried**" if is_edge(record, loss, rate) else "chosen"
 
 
-def is_edge(record: Record, name: str, rate: float) -> bool:
+def is_edge(record: Record, loss: str, rate: float) -> bool:
     """Whether a rate of a loss is the lowest or highest that was tried, and not all are alike."""
-    tried, results = tried_rates(record, LOSSES[name]), results_of(record)
+    tried, results = tried_rates(record, loss), results_of(record)
     shown = {number(_value(results.get(key), _CHOSEN_BY)) for key in tried.values()}
     return len(shown) > 1 and rate in (min(tried), max(tried))
 
 
-def usual_rate(detector: str, loss: str, request: Request) -> float:
+def usual_rate(training: Training, loss: str, request: Request) -> float:
     """The scale's own learning rate for the images of a step."""
-    training = base_config(request, Training(detector=detector), loss).training
-    return training.learning_rate * training.batch_size / training.reference_batch_size
+    usual = base_config(request, training, loss).training
+    return usual.learning_rate * usual.batch_size / usual.reference_batch_size
 
 
 def tried_rates(record: Record, loss: str) -> dict[float, str]:
@@ -203,9 +211,15 @@ def tried_rates(record: Record, loss: str) -> dict[float, str]:
     return found
 
 
+def _losses_of(record: Record) -> list[str]:
+    """The losses of the rows that a record has."""
+    rows = record["rows"].values()
+    return list(dict.fromkeys(row["settings"]["config"]["loss"]["name"] for row in rows))
+
+
 def chosen_rates(record: Record) -> dict[str, float]:
     """The best of the rates of each loss that has one."""
-    ordered = {loss: _by_value(record, loss) for loss in LOSSES.values()}
+    ordered = {loss: _by_value(record, loss) for loss in _losses_of(record)}
     return {loss: rates[0] for loss, rates in ordered.items() if rates}
 
 
@@ -232,8 +246,21 @@ def best_rates(rates: Rates, request: Request) -> tuple[dict[str, float], str]:
         return chosen_rates(record), words
     if rates.first is not None:
         return best_rates(rates.first, request)
-    usual = {loss: usual_rate(rates.detector, loss, request) for loss in LOSSES.values()}
+    losses = rates.losses.values()
+    usual = {loss: usual_rate(rates.training, loss, request) for loss in losses}
     return usual, f"those of the scale, since the folder has no record of `{rates.name}`"
+
+
+def chosen_changes(rates: Rates, loss: str, request: Request) -> dict[str, Any]:
+    """The settings of the learning rate that the record in the folder has chosen; none without.
+
+    The scale's own rate then stays as it is written, so that other tables share the training.
+    """
+    if (record := _finished_record(rates, request)) is None:
+        return {}
+    batch_size = base_config(request, rates.training).training.batch_size
+    rate = chosen_rates(record)[loss]
+    return {"training": {"learning_rate": rate, "reference_batch_size": batch_size}}
 
 
 def _finished_record(rates: Rates, request: Request) -> Record | None:
@@ -247,7 +274,7 @@ def _finished_record(rates: Rates, request: Request) -> Record | None:
         return None
     record = read_record(file)
     with shown_from(file):
-        lost = [name for name, loss in LOSSES.items() if not _by_value(record, loss)]
+        lost = [name for name, loss in rates.losses.items() if not _by_value(record, loss)]
     if record["request"].get("scale") != request.scale:
         raise ConfigError(
             f"{file}: it is of the scale {record['request'].get('scale')}, and the learning rates "
@@ -271,7 +298,7 @@ def _finished_record(rates: Rates, request: Request) -> Record | None:
 
 def _refuse_other_settings(file: Path, record: Record, rates: Rates, request: Request) -> None:
     """A rate that is best for one network, size or length may be a bad one for another."""
-    for loss in LOSSES.values():
+    for loss in rates.losses.values():
         for rate, key in tried_rates(record, loss).items():
             with shown_from(file):
                 before = _of_training(record["rows"][key]["settings"]["config"])
@@ -333,15 +360,27 @@ def _experiment(rates: Rates) -> Experiment:
 _TITLE = "four losses at several learning rates, {}, judged on a tenth of train"
 _LONG_TITLE = "four losses at the best rates of the short schedule, {}, long schedule, on a tenth"
 
-RETINANET = Rates("rates-retinanet", _TITLE.format("RetinaNet"), "retinanet")
+RETINANET = Rates("rates-retinanet", _TITLE.format("RetinaNet"), Training())
 _FLIPS_TEXT = f"RetinaNet {FLIPS_AND_STARTS_TEXT}"
 RETINANET_FLIPS = Rates(
     "rates-retinanet-flips",
     _TITLE.format(_FLIPS_TEXT),
-    "retinanet",
+    Training(),
     changes=FLIPS_AND_STARTS,
 )
-SSD = Rates("rates-ssd", _TITLE.format("SSD"), "ssd")
+SSD = Rates("rates-ssd", _TITLE.format("SSD"), Training(detector="ssd"))
+FASTER_RCNN = Rates(
+    "rates-faster-rcnn",
+    "cross-entropy and AP-loss at several learning rates, Faster R-CNN, judged on a tenth of train",
+    Training(detector="faster_rcnn"),
+    {"CE-Loss": "ce", "AP-Loss": "ap"},
+)
+GHM_DR = Rates(
+    "rates-ghm-dr",
+    "GHM-C, DR loss and AP-loss at several learning rates, RetinaNet, judged on a tenth of train",
+    Training(backbone="resnet101", side=500),
+    {"GHM-C": "ghm", "DR loss": "dr", "AP-Loss": "ap"},
+)
 RETINANET_LONG, RETINANET_FLIPS_LONG, SSD_LONG = (
     replace(
         first,
@@ -352,5 +391,8 @@ RETINANET_LONG, RETINANET_FLIPS_LONG, SSD_LONG = (
     )
     for first, text in ((RETINANET, "RetinaNet"), (RETINANET_FLIPS, _FLIPS_TEXT), (SSD, "SSD"))
 )
-ALL = (RETINANET, RETINANET_LONG, RETINANET_FLIPS, RETINANET_FLIPS_LONG, SSD, SSD_LONG)
+ALL = (
+    *(RETINANET, RETINANET_LONG, RETINANET_FLIPS, RETINANET_FLIPS_LONG),
+    *(SSD, SSD_LONG, FASTER_RCNN, GHM_DR),
+)
 EXPERIMENTS = tuple(map(_experiment, ALL))

@@ -32,8 +32,9 @@ ITEMS = (
     *("rates-retinanet", "rates-retinanet-long", "evidence-retinanet", "longest-retinanet"),
     *("rates-retinanet-flips", "rates-retinanet-flips-long", "evidence-retinanet-flips"),
     *("predictions", "trials", "trials-long", "gradient-size"),
-    *("rates-ssd", "rates-ssd-long", "evidence-ssd", "rois"),
-    *("ranked-together", "batch-size", "delta", "sigmoid", "interpolation", "sampling", "ghm-dr"),
+    *("rates-ssd", "rates-ssd-long", "evidence-ssd", "rates-faster-rcnn", "rois"),
+    *("ranked-together", "batch-size", "delta", "sigmoid", "interpolation", "sampling"),
+    *("rates-ghm-dr", "ghm-dr"),
     *(
         "robustness",
         "convergence",
@@ -245,7 +246,7 @@ def _edges(one: evidence.Evidence, schedule: str, records: Mapping[str, Record])
         for name, loss in LOSSES.items()
         if evidence.has_training(records[one.name], schedule, name)
         and loss in chosen
-        and rates.is_edge(record, name, chosen[loss])
+        and rates.is_edge(record, loss, chosen[loss])
     ]
     if not names:
         return []

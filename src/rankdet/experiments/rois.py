@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rankdet.experiments.comparison import Comparison, Variant, experiment, training_row
+from rankdet.experiments.comparison import Variant, experiment
 from rankdet.experiments.experiment import Request, Row
+from rankdet.experiments.rates import FASTER_RCNN
 from rankdet.experiments.record import Record, results_of
 from rankdet.experiments.scales import Training
 from rankdet.experiments.tables import markdown_table, number
+from rankdet.experiments.tuned import TunedComparison
 
 NUM_ROIS = (512, 1024, 1536, 2048, 3072, 4096)
 GROUPS = {"Faster": "ce", "Faster+AP-Loss": "ap"}
@@ -23,13 +25,13 @@ _COUNTS = ("roi.boxes_per_image", "roi.positives_per_image")
 
 
 @dataclass(frozen=True)
-class RoIComparison(Comparison):
+class RoIComparison(TunedComparison):
     """The table, and below it how many regions there were."""
 
     def row(self, variant: Variant, request: Request) -> Row:
         num_rois = int(variant.row) // DIVISORS[request.scale]
         changes = {**variant.changes, "detector": {"rois": num_rois, "proposals": None}}
-        return training_row(replace(variant, changes=changes), request)
+        return super().row(replace(variant, changes=changes), request)
 
     def body(self, record: Record) -> list[str]:
         rows = []
@@ -43,7 +45,8 @@ class RoIComparison(Comparison):
     def notes_on(self, record: Record) -> list[str]:
         divisor = DIVISORS[record["request"]["scale"]]
         fewer = f"At this scale, {divisor} times fewer regions than the rows say."
-        return [*self.notes, fewer] if divisor > 1 else list(self.notes)
+        notes = super().notes_on(record)
+        return [*notes, fewer] if divisor > 1 else notes
 
 
 COMPARISON = RoIComparison(
@@ -60,6 +63,11 @@ COMPARISON = RoIComparison(
         for group, loss in GROUPS.items()
         for num_rois in NUM_ROIS
     ),
+    notes=(
+        "The box loss of the second stage is a mean over all its regions: with more of them it "
+        "weighs less, in either column.",
+    ),
     decimals=2,
+    tuning=FASTER_RCNN,
 )
 EXPERIMENT = experiment("rois", COMPARISON, labels=("two-stage", "fig-two-stage"))

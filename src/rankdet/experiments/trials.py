@@ -212,7 +212,7 @@ class Trials:
     def _usual_rates(self, request: Request) -> Mapping[str, float]:
         if self.rates.schedule == LONG:
             return best_rates(self.rates, request)[0]
-        return {loss: usual_rate(self.rates.detector, loss, request) for loss in LOSSES.values()}
+        return {loss: usual_rate(self.rates.training, loss, request) for loss in LOSSES.values()}
 
     def _words_on_rates(self) -> str:
         if self.rates.schedule == LONG:
