@@ -61,6 +61,32 @@ def test_categories_are_bars_beside_each_other_and_nothing_joins_them(
     assert all(right < left for (_, right), (left, _) in itertools.pairwise(edges))
 
 
+@pytest.mark.parametrize("rows", [["1", "2"], ["No", "Yes"]])
+def test_means_over_seeds_have_lines_of_one_deviation(
+    rows: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    module = "rankdet.experiments.comparison"
+    monkeypatch.setattr(f"{module}.save_figure", lambda figure, path: kept.append(figure))
+    keys = [rows[0], f"{rows[0]}: seed 1", f"{rows[0]}: seed 2", rows[1]]
+    results = {
+        key: {"metrics": {"AP": value}}
+        for key, value in zip(keys, (10.0, 12.0, 14.0, 20.0), strict=True)
+    }
+    comparison_of(rows).figure(record_of(results), Path("unused.png"))
+    (axes,) = kept[0].axes
+    (bars,) = axes.collections
+    lowest_and_highest = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    assert lowest_and_highest == [[10.0, 14.0], [20.0, 20.0]]  # 12 ± 2; one seed has no deviation
+
+
+def test_the_legend_names_the_paper_where_it_has_numbers_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (legend,) = drawn_by(comparison_of(["1", "2"]), monkeypatch).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ours"]
+
+
 @pytest.mark.parametrize("values", [[7.9, 8.0], [0.0, 0.0], []])
 def test_axes_from_zero_have_room_above_what_is_drawn(values: list[float]) -> None:
     axes = new_figure(3, 3).subplots()

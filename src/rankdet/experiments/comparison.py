@@ -194,6 +194,7 @@ def _draw_lines(
     colour = _GROUP_COLOURS[number % len(_GROUP_COLOURS)]
     ours, paper = _points(cells)
     axes.plot(*ours, "o-", color=colour, label=group or "ours")
+    _draw_deviations(axes, ours, cells, colour)
     _draw_paper(axes, paper, ":", colour, group)
 
 
@@ -205,10 +206,20 @@ def _draw_bars(
     width = 0.8 / num_groups
     ours, paper = _points(cells, shift=width * (number - (num_groups - 1) / 2))
     axes.bar(*ours, 0.9 * width, color=colour, alpha=0.75, label=group or "ours")
+    _draw_deviations(axes, ours, cells, "black")
     _draw_paper(axes, paper, "", colour, group)
 
 
+def _draw_deviations(axes: Any, ours: Points, cells: Sequence[Cell | None], colour: str) -> None:
+    """A line of one standard deviation up and down from each of our numbers, if there are any."""
+    deviations = [cell.deviation or 0.0 for cell in cells if cell and cell.ours is not None]
+    if any(deviations):
+        axes.errorbar(*ours, yerr=deviations, fmt="none", ecolor=colour, capsize=3)
+
+
 def _draw_paper(axes: Any, points: Points, line: str, colour: str, group: str) -> None:
+    if not points[0]:
+        return
     label = f"{group} (paper)" if group else "paper"
     axes.plot(*points, f"o{line}", color=colour, markerfacecolor="white", label=label)
 
