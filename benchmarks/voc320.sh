@@ -38,6 +38,7 @@ if ! [[ $minutes =~ ^[0-9]+$ ]]; then
     echo "voc320.sh: MINUTES = '$minutes': expected a whole number." >&2
     exit 2
 fi
+minutes=$((10#$minutes)) # 08 is no octal number
 read -ra rankdet <<< "${RANKDET:-rankdet}"
 read -ra options <<< "${OPTIONS:-}"
 end=$((SECONDS + 60 * minutes))
@@ -146,7 +147,8 @@ for chain in "$@"; do
     if ended "${running[$chain]}"; then
         echo "$chain: finished"
     else
-        echo "$chain: not finished; $(tail -n 1 "$out/chain-$chain.log")"
+        echo "$chain: not finished (all in $out/chain-$chain.log);" \
+            "$(grep '[[:alpha:]]' "$out/chain-$chain.log" | tail -n 1)"
         status=1
     fi
 done

@@ -34,6 +34,8 @@ signal.signal(signal.SIGTERM, save)
 with open(os.environ["CALLS"], "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 time.sleep(60 if "SAVING" in os.environ else 0)
+if message := os.environ.get("MESSAGE"):
+    sys.exit(f"{message}\\n╰──────╯")
 sys.exit(sys.argv[2] == os.environ.get("FAILING"))
 """
 
@@ -102,15 +104,28 @@ def test_the_usage_names_every_chain() -> None:
 def test_an_item_that_fails_ends_its_chain_alone(script: Script) -> None:
     status, said = script("ssd", "trials", FAILING="rates-ssd-long")
     assert status == 1
-    assert re.fullmatch(r"ssd: not finished; .*\ntrials: finished\n", said)
+    assert re.fullmatch(
+        r"ssd: not finished \(all in .*chain-ssd\.log\);.*\ntrials: finished\n", said
+    )
     items = [call[1] for call in script.calls]
     assert sorted(items) == ["rates-ssd", "rates-ssd-long", "trials", "trials-long"]
 
 
 def test_when_the_time_is_over_nothing_begins(script: Script) -> None:
     status, said = script("trials", minutes="0")
-    assert (status, said) == (1, "trials: not finished; trials: the time is over.\n")
+    assert status == 1
+    assert re.fullmatch(r"trials: not finished \(.*\); trials: the time is over\.\n", said)
     assert script.calls == []
+
+
+def test_the_reason_of_a_failure_is_told_without_the_frame_around_it(script: Script) -> None:
+    status, said = script("trials", MESSAGE="│ the reason │")
+    assert status == 1
+    assert said.endswith("; │ the reason │\n")
+
+
+def test_minutes_may_begin_with_a_zero(script: Script) -> None:
+    assert script("trials", minutes="08")[0] == 0
 
 
 def test_an_unknown_chain_is_named_before_anything_begins(script: Script) -> None:

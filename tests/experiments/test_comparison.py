@@ -71,7 +71,7 @@ def test_numbers_are_means_over_the_seeds_with_their_differences(
     # No has 10, 12, 14 and Yes 11, 13, 15.
     assert any(line.startswith("| No | 12.00 ± 2.00 | 52.60 | 42.00 ± 2.00 |") for line in lines)
     assert any(line.startswith("| Yes | **13.00** ± 2.00 | **53.10** |") for line in lines)
-    assert "Less the row Yes:" in lines
+    assert "Less the row with interpolated Yes:" in lines
     # Welch: t(4, 97.5 %) sqrt(4 / 3 + 4 / 3) = 2.776 * 1.633
     assert "| No | -1.00 ± 4.53 | -1.00 ± 4.53 | -1.00 ± 4.53 |" in lines
     assert any(line.startswith("- ±: the standard deviation over the seeds") for line in lines)
@@ -118,7 +118,7 @@ def test_a_row_that_is_none_any_more_is_no_other_seed(
 
 
 def test_regions_are_counted_for_each_seed(tmp_path: Path, trained: list[Config]) -> None:
-    request = Request("smoke", tmp_path, seeds=2, rows=("Faster: 512: seed 1", "Faster: 512"))
+    request = Request("smoke", tmp_path, seeds=2, rows=("Faster: 512",))
     reproduce(experiment("rois"), request)
     lines = (tmp_path / "rois.md").read_text(encoding="utf-8").splitlines()
     counted = [line.split(" |")[0] for line in lines if line.endswith("n/a | n/a |")]

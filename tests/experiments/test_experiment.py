@@ -309,6 +309,17 @@ def test_a_row_of_just_that_name_is_meant_alone(study: Study, request_: Request)
     assert study.calls == ["1"]
 
 
+def test_a_row_of_just_that_name_is_meant_with_all_its_seeds(
+    study: Study, request_: Request
+) -> None:
+    names = ("1", "16", "1: seed 1", "16: seed 1")
+    study.settings = {name: {"value": 1} for name in names}
+    reproduce(study.experiment, replace(request_, rows=("1",)))
+    assert study.calls == ["1", "1: seed 1"]
+    reproduce(study.experiment, replace(request_, rows=("seed 1",)))
+    assert study.calls == ["1", "1: seed 1", "16: seed 1"]
+
+
 def test_no_words_are_no_rows(study: Study, request_: Request) -> None:
     with pytest.raises(ConfigError, match=r"--rows '': expected words"):
         reproduce(study.experiment, replace(request_, rows=("",)))

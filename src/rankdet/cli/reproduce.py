@@ -125,7 +125,8 @@ Rows = Annotated[
     typer.Option(
         metavar="WORDS",
         show_default=False,
-        help="Run only rows with these words in their name, such as 'short:'; repeatable. The "
+        help="Run only rows with these words in their name, such as 'short:', or of just this "
+        "name, with all its seeds; repeatable. The "
         "others wait: the same command without it goes on with them.",
     ),
 ]

@@ -116,7 +116,7 @@ class Comparison:
         decimals = max(self.decimals, DECIMALS_OF_SEEDS) if has_spread else self.decimals
         tables = [comparison_table(self.row_title, row_names, columns, cells, decimals)]
         if has_spread and self.reference is not None:
-            tables.append(f"Less the row {self.reference}:")
+            tables.append(f"Less the row with {self.row_title} {self.reference}:")
             tables.append(self._differences(record, self.reference, row_names))
         return tables
 

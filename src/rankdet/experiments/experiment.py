@@ -30,7 +30,7 @@ from rankdet.config.text import completed
 from rankdet.errors import ConfigError, RankdetError, TrainingError, counted, listed, shorten
 from rankdet.experiments.figures import FIGURE_MARK
 from rankdet.experiments.record import KEY, VERSION, Record, read_record
-from rankdet.experiments.seeds import has_seed
+from rankdet.experiments.seeds import has_seed, without_seed
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.progress import say
 
@@ -255,14 +255,15 @@ def begun_record(
 
 
 def chosen_keys(experiment: Experiment, rows: Sequence[Row], wanted: Sequence[str]) -> set[str]:
-    """The names of the rows that --rows asks for: one that is just the words, else all with them.
+    """The names of the rows that --rows asks for. Without --rows all of them.
 
-    Without --rows all of them.
+    Words that are just the name of a row mean it, with all its seeds; others all rows with them.
     """
     keys = [row.key for row in rows]
     chosen = set() if wanted else set(keys)
     for words in wanted:
-        found = {key for key in keys if key == words} or {key for key in keys if words in key}
+        found = {key for key in keys if without_seed(key) == words and words in keys}
+        found = found or {key for key in keys if words in key}
         if not found or not words:
             raise ConfigError(
                 f"--rows {shorten(words)}: expected words in the name of a row of "

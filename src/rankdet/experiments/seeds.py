@@ -27,6 +27,14 @@ def has_seed(key: str) -> bool:
     return _SEED.search(key) is not None
 
 
+def without_seed(key: str) -> str:
+    """
+    >>> without_seed("delta 1: seed 2"), without_seed("delta 1")
+    ('delta 1', 'delta 1')
+    """
+    return _SEED.sub("", key)
+
+
 def number_of_seeds(record: Record) -> int:
     """How many seeds the plan of a record has. A name without one means the request's own."""
     found = map(_SEED.search, record["plan"])
@@ -38,6 +46,6 @@ def values_of_row(record: Record, key: str, metric: str) -> list[float]:
     return [
         value
         for name, result in results_of(record).items()
-        if _SEED.sub("", name) == key
+        if without_seed(name) == key
         and (value := (result.get("metrics") or {}).get(metric)) is not None
     ]
