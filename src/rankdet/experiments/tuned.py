@@ -27,7 +27,8 @@ class TunedComparison(Comparison):
         return [
             *self.notes,
             f"{used if rates else ''}`{self.tuning.name}` chooses them where its record is in the "
-            "folder; otherwise they are the scale's own, and not tuned.",
+            "folder; otherwise they are the scale's own, at best tuned for the four losses of "
+            "RetinaNet.",
         ]
 
 
