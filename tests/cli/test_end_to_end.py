@@ -28,10 +28,11 @@ SMALL = [
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="rankdet is not installed")
 
 
-def rankdet(*arguments: object, status: int = 0) -> str:
-    """What the program prints on either stream."""
+def rankdet(*arguments: object, status: int = 0, folder: Path | None = None) -> str:
+    """What the program prints on either stream. folder: where it is called; None: here."""
     result = subprocess.run(
         [PROGRAM, *map(str, arguments)],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -91,3 +92,23 @@ def test_a_signal_ends_the_program_in_time_and_the_run_goes_on(tmp_path: Path) -
         f"training.max_steps={step + 1}",
     )
     assert f"Going on after step {step} of {step + 1}" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train synthetic --recipe small --size 64 --batch-size 4 --train-split train:8 "
+        "--val-split val:4 --epochs 1 --workers 1 --set data.hold=false --device cpu --out run",
+        "reproduce interpolation --scale smoke --jobs 2 --device cpu --out out",
+    ],
+    ids=["workers", "trainings of an experiment"],
+)
+def test_files_of_the_working_folder_are_no_modules_of_its_processes(
+    tmp_path: Path, command: str
+) -> None:
+    """Python's own `queue`, and `profile`, which torch needs, would be looked for here first."""
+    for name in ("queue", "profile"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('a file of the user')")
+    said = [rankdet(*command.split(), folder=tmp_path)]
+    said += [log.read_text() for log in tmp_path.glob("out/runs/*.log")]
+    assert "a file of the user" not in "".join(said)

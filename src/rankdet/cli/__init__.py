@@ -96,6 +96,17 @@ def _refuse_empty_words(words: list[str]) -> None:
         )
 
 
+def _keep_this_folder_out_of_imports() -> None:
+    """For the processes that this one starts: workers, and trainings of an experiment.
+
+    Python would look for modules in the working folder first, where a queue.py of the user's is not
+    the module that Python itself means. This process does not look there, as a command; started by
+    `python -m` from a folder with the package it does, and so do they.
+    """
+    if not {"", str(Path.cwd())} & set(sys.path):
+        os.environ["PYTHONSAFEPATH"] = "1"
+
+
 def main() -> None:
     """Run the command line; a mistake in the data, or what the system refuses, is one line."""
     for name in ("stdout", "stderr"):  # closed before the start, as by `>&-`: nobody reads it
@@ -106,6 +117,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     os.environ.pop("MPLBACKEND", None)  # a notebook's, which may not be installed here
     try:
+        _keep_this_folder_out_of_imports()
         _refuse_empty_words(sys.argv[1:])
         app()
     except (RankdetError, OSError) as error:
