@@ -150,7 +150,10 @@ def test_what_is_missing_is_said(study: Study, request_: Request) -> None:
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"seed": 1}, "seed = 0, and now it is 1"), ({"changes": ("seed=3",)}, r"changes = \[\]")],
+    [
+        ({"seed": 1}, "has seed = 0, and now it is 1"),
+        ({"changes": ("seed=3",)}, "has no --set seed, and now it is 3"),
+    ],
 )
 def test_a_record_of_another_request_is_not_replaced(
     study: Study, request_: Request, change: dict[str, Any], words: str
@@ -160,6 +163,15 @@ def test_a_record_of_another_request_is_not_replaced(
     with pytest.raises(RankdetError, match=f"study.json: .*{words}.*--out.*--force"):
         reproduce(study.experiment, replace(request_, **change))
     assert (request_.out / "study.json").read_bytes() == before
+
+
+def test_the_order_of_changes_is_no_other_request(study: Study, request_: Request) -> None:
+    changes = ("training.epochs=9", "seed=3")
+    reproduce(study.experiment, replace(request_, changes=changes))
+    again = ("seed=2", "seed = 3", "training.epochs=9")  # the last one holds
+    record = reproduce(study.experiment, replace(request_, changes=again))
+    assert study.calls == ["a", "b"]
+    assert record["request"]["changes"] == list(again)
 
 
 def test_a_row_with_other_settings_is_not_replaced_unless_forced(

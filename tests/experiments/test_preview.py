@@ -164,7 +164,7 @@ def test_what_the_command_would_refuse_is_refused(request_: Request, usual: Conf
         preview(experiment, replace(request_, rows=("unknown",)))
     reproduce(experiment, replace(request_, rows=("fast",)))
     other = replace(request_, changes=("training.epochs=1",))
-    with pytest.raises(RankdetError, match=r"study\.json: the record there has changes"):
+    with pytest.raises(RankdetError, match=r"study\.json: the record there has no --set"):
         preview(experiment, other)
     forced = lines(experiment, other, is_forced=True)
     assert forced[1] == "  fast  recorded"  # of the same settings

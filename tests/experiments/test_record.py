@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from rankdet.errors import ConfigError, RankdetError
-from rankdet.experiments.record import read_record, results_of, shown_from, state_of
+from rankdet.experiments.record import (
+    read_record,
+    request_differences,
+    results_of,
+    shown_from,
+    state_of,
+)
 
 
 @pytest.fixture
@@ -30,6 +36,32 @@ def test_a_record_is_read_as_it_was_written(record: dict[str, Any], tmp_path: Pa
     file = tmp_path / "study.json"
     file.write_text(json.dumps(record))
     assert read_record(file) == record
+
+
+@pytest.mark.parametrize("changes", ["seed=1", [3], {"seed": 1}])
+def test_changes_are_a_list_of_texts(
+    record: dict[str, Any], tmp_path: Path, changes: object
+) -> None:
+    file = tmp_path / "study.json"
+    file.write_text(json.dumps({**record, "request": {"scale": "smoke", "changes": changes}}))
+    with pytest.raises(RankdetError, match=r"request\.changes is not as it was written"):
+        read_record(file)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (["a=1", "b=2"], ["b=2", "a=1"], []),
+        (["a=3", "a = 1"], ["a=1"], []),
+        (["a=1"], ["a=1", "a=3"], ["--set a=1, and now it is 3"]),
+        ([], ["a=1"], ["no --set a, and now it is 1"]),
+        (["a=1"], [], ["--set a=1, and now it has none of a"]),
+    ],
+)
+def test_of_each_setting_that_is_changed_the_last_value_counts(
+    before: list[str], now: list[str], words: list[str]
+) -> None:
+    assert request_differences({"changes": before}, {"changes": now}) == words
 
 
 def test_results_are_those_of_finished_rows(record: dict[str, Any]) -> None:

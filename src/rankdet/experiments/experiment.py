@@ -29,7 +29,7 @@ from rankdet.config import Config
 from rankdet.config.text import completed
 from rankdet.errors import ConfigError, RankdetError, TrainingError, counted, listed, shorten
 from rankdet.experiments.figures import FIGURE_MARK
-from rankdet.experiments.record import KEY, VERSION, Record, read_record
+from rankdet.experiments.record import KEY, VERSION, Record, read_record, request_differences
 from rankdet.experiments.seeds import has_seed, without_seed
 from rankdet.output import refuse_foreign, write_whole
 from rankdet.progress import say
@@ -228,14 +228,19 @@ def begun_record(
         raise
     settings = {row.key: _as_json(row.settings) for row in rows}
     before = {key: _completed(row.get("settings")) for key, row in stored["rows"].items()}
-    if experiment.usual_seeds and stored["request"] == record["request"]:
+    other = request_differences(stored["request"], record["request"])
+    if experiment.usual_seeds and not other:
         # Rows of more seeds than are asked for now stay as they are.
         more = {key for key in before if key not in settings and has_seed(key)}
         settings |= {key: before[key] for key in before if key in more}
         record["plan"] = list(settings)
     same = {key: row for key, row in stored["rows"].items() if before[key] == settings.get(key)}
     if not is_forced:
-        _refuse_other_request(file, stored["request"], record["request"])
+        if other:
+            raise RankdetError(
+                f"{file}: the record there has {other[0]}. Give another folder with --out, or "
+                "--force to replace it."
+            )
         for key in stored["rows"]:
             if key not in same:
                 raise _other_settings(file, key, before[key], settings.get(key))
@@ -275,15 +280,6 @@ def chosen_keys(experiment: Experiment, rows: Sequence[Row], wanted: Sequence[st
 
 def _file(experiment: Experiment, out: Path) -> Path:
     return out / f"{experiment.name}.json"
-
-
-def _refuse_other_request(file: Path, stored: Record, wanted: Record) -> None:
-    for name, value in wanted.items():
-        if stored.get(name) != value:
-            raise RankdetError(
-                f"{file}: the record there has {name} = {shorten(stored.get(name))}, and now it is "
-                f"{shorten(value)}. Give another folder with --out, or --force to replace it."
-            )
 
 
 def _other_settings(file: Path, key: str, stored: Any, wanted: Any) -> RankdetError:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rankdet.errors import ConfigError, RankdetError, listed
+from rankdet.errors import ConfigError, RankdetError, listed, shorten
 
 SCALES = ("smoke", "tiny", "voc320", "paper")
 Record = Mapping[str, Any]  # what ITEM.json holds
@@ -41,6 +41,9 @@ def read_record(file: Path) -> dict[str, Any]:
         raise _changed(file, "plan")
     if content["request"].get("scale") not in SCALES:
         raise _changed(file, "request.scale")
+    changes = content["request"].get("changes", [])
+    if not isinstance(changes, list) or not all(isinstance(text, str) for text in changes):
+        raise _changed(file, "request.changes")
     for key, row in content["rows"].items():
         is_row = isinstance(row, dict) and (
             isinstance(row.get("error"), str)
@@ -84,6 +87,36 @@ def _changed(file: Path, what: str) -> RankdetError:
         f"{file}: {what} is not as it was written: the file was changed, or another version of "
         "rankdet wrote it. Put back a copy of it, or remove it and run the experiment again."
     )
+
+
+def request_differences(stored: Record, wanted: Record) -> list[str]:
+    """Where what a record was asked for differs from what is asked for now.
+
+    Of each setting that `--set` changes the last value counts, and their order does not.
+
+    >>> request_differences({"seed": 0, "changes": ["a.b=1", "c.d=2"]}, {"changes": ["c.d=2"]})
+    ['--set a.b=1, and now it has none of a.b']
+    """
+    found = [
+        f"{name} = {shorten(stored.get(name))}, and now it is {shorten(value)}"
+        for name, value in wanted.items()
+        if name != "changes" and stored.get(name) != value
+    ]
+    before, now = (_changed_settings(request.get("changes") or ()) for request in (stored, wanted))
+    for key in dict.fromkeys([*before, *now]):
+        if key not in now:
+            found.append(f"--set {key}={before[key]}, and now it has none of {key}")
+        elif key not in before:
+            found.append(f"no --set {key}, and now it is {now[key]}")
+        elif before[key] != now[key]:
+            found.append(f"--set {key}={before[key]}, and now it is {now[key]}")
+    return found
+
+
+def _changed_settings(changes: Iterable[str]) -> dict[str, str]:
+    """The texts of `--set` as the value of each setting."""
+    parts = (text.partition("=") for text in changes)
+    return {key.strip(): value.strip() for key, _, value in parts}
 
 
 def results_of(record: Record) -> dict[str, Any]:
