@@ -420,7 +420,17 @@ def test_the_table_says_that_a_choice_lies_at_the_edge(rate: float, voc320: Requ
 def test_rates_that_are_all_alike_have_no_edge(voc320: Request) -> None:
     focal = {one: result(1.0) for one in AP_OF_RATES}
     lines = RETINANET.markdown(finished(voc320, focal=focal)).splitlines()
-    assert "| Focal Loss | 0.0025 | 1.0 | 50.0 | 25.0 | chosen |" in lines
+    mark = "chosen, level with 0.005, 0.01, 0.02"
+    assert f"| Focal Loss | 0.0025 | 1.0 | 50.0 | 25.0 | {mark} |" in lines
+
+
+def test_the_table_says_which_rates_are_level_with_the_one_that_is_chosen(voc320: Request) -> None:
+    """By the numbers that it shows: the rest of their digits chose."""
+    focal = {0.0025: 1.0, 0.005: 29.96, 0.01: 30.04, 0.02: 29.9}
+    focal_results = {rate: result(ap) for rate, ap in focal.items()}
+    lines = RETINANET.markdown(finished(voc320, focal=focal_results)).splitlines()
+    assert "| Focal Loss | 0.01 | 30.0 | 50.0 | 25.0 | chosen, level with 0.005 |" in lines
+    assert "| Focal Loss | 0.005 | 30.0 | 50.0 | 25.0 |  |" in lines
 
 
 def test_nothing_is_chosen_while_a_rate_of_the_loss_waits(voc320: Request) -> None:

@@ -184,14 +184,25 @@ def _mark(record: Record, name: str, loss: str, rate: float) -> str:
     planned = [key for key in record["plan"] if key.startswith(f"{name}: ")]
     if any("result" not in record["rows"].get(key, {}) for key in planned):
         return "best so far"
-    return "chosen, **at the edge of what was tried**" if is_edge(record, loss, rate) else "chosen"
+    shown = _shown(record, loss)
+    level = [
+        f"{other:g}" for other in sorted(shown) if other != rate and shown[other] == shown[rate]
+    ]
+    words = f"chosen, level with {', '.join(level)}" if level else "chosen"
+    return f"{words}, **at the edge of what was tried**" if is_edge(record, loss, rate) else words
 
 
 def is_edge(record: Record, loss: str, rate: float) -> bool:
     """Whether a rate of a loss is the lowest or highest that was tried, and not all are alike."""
-    tried, results = tried_rates(record, loss), results_of(record)
-    shown = {number(_value(results.get(key), _CHOSEN_BY)) for key in tried.values()}
-    return len(shown) > 1 and rate in (min(tried), max(tried))
+    shown = _shown(record, loss)
+    return len(set(shown.values())) > 1 and rate in (min(shown), max(shown))
+
+
+def _shown(record: Record, loss: str) -> dict[float, str]:
+    """The number by which a rate of a loss is chosen, as tables have it, by rate."""
+    results = results_of(record)
+    tried = tried_rates(record, loss)
+    return {rate: number(_value(results.get(key), _CHOSEN_BY)) for rate, key in tried.items()}
 
 
 def usual_rate(training: Training, loss: str, request: Request) -> float:
