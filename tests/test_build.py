@@ -517,6 +517,35 @@ class Shapes(SyntheticDataset):
         return replace(target, size=self.size(index))
 
 
+@pytest.mark.parametrize(
+    ("augmentation", "side", "longest"),
+    [("flip", 32, 128), ("flip", 64, 192), ("ssd", 32, 192), ("jitter", 32, 192)],
+)
+def test_images_that_are_only_mirrored_are_held_at_four_times_what_is_seen_of_them(
+    augmentation: str, side: int, longest: int
+) -> None:
+    dataset = SyntheticDataset("train", 4, size=192)
+    settings = loading(augmentation=augmentation, hold=True)
+    config = replace(settings, data=replace(settings.data, size=side))
+    loader = build.training_loader(config, dataset, device="cpu")
+    assert isinstance(loader, HeldLoader)
+    assert loader.store.sizes.max() == longest
+
+
+def test_what_is_seen_of_an_image_that_is_held_smaller_is_nearly_the_same() -> None:
+    dataset = SyntheticDataset("train", 8, size=256)  # of which 128 pixels are held
+    batches = [
+        next(iter(build.training_loader(config, dataset, device="cpu").epoch(0)))
+        for config in (loading(augmentation="flip", hold=is_held) for is_held in (False, True))
+    ]
+    read, held = batches
+    assert torch.equal(read.indices, held.indices)
+    assert (read.images - held.images).abs().mean() < 0.01  # of 1
+    for one, other in zip(read.targets, held.targets, strict=True):
+        torch.testing.assert_close(one.boxes, other.boxes, rtol=0, atol=1e-3)
+        torch.testing.assert_close(one.areas, other.areas, rtol=1e-4, atol=1e-3)
+
+
 @pytest.mark.parametrize("is_held", [False, True])
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_ignored_objects_are_dropped_where_that_is_asked_for(
@@ -549,6 +578,7 @@ def test_every_setting_of_the_loading_reaches_the_held_images(
         "side": 32,
         "rank": 1,
         "world_size": 2,
+        "longest": 1536,
     }
 
 

@@ -24,6 +24,7 @@ from rankdet.data.augmentation.batched import (
     BatchedFlipScaleJitter,
     BatchedSSDAugmentation,
 )
+from rankdet.data.augmentation.parameters import LONGEST
 from rankdet.data.augmentation.store import ImageStore
 from rankdet.data.augmentation.transforms import (
     FlipResize,
@@ -66,6 +67,7 @@ LOSSES: dict[str, type[losses.ClassLoss]] = {
     "ce": losses.CrossEntropyLoss,
 }
 _RANKING = {"ap", "auc", "smooth_ap", "hinge_ap"}  # which compare scores with each other
+_HELD_TIMES_SHOWN = 4  # sides of an image that is held, times those of what a network sees of it
 _NOT_SETTINGS = {"synchronize", "process_group"}  # of a loss: how it is started decides
 
 
@@ -339,6 +341,7 @@ def training_loader(
             rank=rank,
             world_size=world_size,
             on_image=on_image,
+            longest=_longest_held(settings),
         )
     return make_loader(
         dataset,
@@ -352,6 +355,17 @@ def training_loader(
         num_workers=settings.workers,
         pin_memory=torch.device(device).type == "cuda",
     )
+
+
+def _longest_held(config: DataConfig) -> int:
+    """Pixels of the longer side of an image that is held.
+
+    Flips show an image as a whole, at one size: many more pixels than that would take memory and
+    time, and nobody sees them. The other augmentations can cut a part out, and make it larger.
+    """
+    if config.augmentation != "flip":
+        return LONGEST
+    return min(LONGEST, _HELD_TIMES_SHOWN * config.size)
 
 
 def _training_transform(config: DataConfig) -> Transform:

@@ -52,17 +52,18 @@ def make_held_loader(
     rank: int = 0,
     world_size: int = 1,
     on_image: Callable[[], None] | None = None,
+    longest: int = LONGEST,
     max_bytes: int | None = None,
 ) -> HeldLoader:
     """A loader for training that reads all images now, onto `device`, and makes batches there.
 
     The samples and their random changes are those of `make_loader` with the same seed and groups
-    (shuffled, without a smaller last batch) and the transform for one image; only images longer
-    than 1536 pixels differ, which are held smaller. drop_ignored: as `WithoutIgnored`. side: height
-    and width where this process has no image of a batch: those of the others, where the transform
-    gives all images one size. on_image is called for each image that was read. max_bytes:
-    RankdetError if the images need more; None: half of the GPU's free memory, or a
-    quarter of the computer's.
+    (shuffled, without a smaller last batch) and the transform for one image; only images whose
+    longer side has more than `longest` pixels differ, which are held smaller. drop_ignored: as
+    `WithoutIgnored`. side: height and width where this process has no image of a batch: those of
+    the others, where the transform gives all images one size. on_image is called for each image
+    that was read. max_bytes: RankdetError if the images need more; None: half of the GPU's free
+    memory, or a quarter of the computer's.
     """
     order = make_loader(
         dataset,
@@ -75,7 +76,9 @@ def make_held_loader(
         num_workers=0,
     )
     limit = _usual_limit(torch.device(device)) if max_bytes is None else max_bytes
-    store = ImageStore.from_dataset(dataset, device, max_bytes=limit, on_image=on_image)
+    store = ImageStore.from_dataset(
+        dataset, device, longest=longest, max_bytes=limit, on_image=on_image
+    )
     if drop_ignored:
         store.targets = store.targets.select(~store.targets.is_ignored)
     return HeldLoader(order, store, transform, seed, dataset.name, side)
