@@ -20,8 +20,8 @@ def light() -> Config:
     500.
 
     The training of results/light-cpu/evidence-retinanet-flips.json in its short schedule. Paper's
-    number: none. Our number: AP 17.0, AP50 36.5, AP75 13.7, trained on VOC2012 train and tested on
-    2,000 images of val, the mean of five seeds. Those are with difficult objects as background
+    number: none. Our number: AP 16.9, AP50 36.5, AP75 13.6, trained on VOC2012 train and tested on
+    2,000 images of val, the mean of seven seeds. Those are with difficult objects as background
     (`--set data.drop_ignored=true`). Cost: 178 steps of 32 images an epoch there.
     """
     base = default()
