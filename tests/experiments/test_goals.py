@@ -61,6 +61,15 @@ def test_a_difference_is_known_well_enough_whatever_its_sign(
     assert found.endswith(f"({OHEM}) | {state}")
 
 
+def test_a_record_of_another_network_reaches_no_goal(hand_made: Record) -> None:
+    records = {"evidence-retinanet": evidence(hand_made, ours=[45.0], ohem=[44.0])}
+    records["evidence-retinanet"]["request"]["changes"] = ["data.size=128"]
+    assert goals_part(records, {}) == ""
+    found = lines(records, {"one": evaluated(69.5, scales=[])})
+    assert line(found, "RetinaNet, long schedule").endswith("not run")
+    assert line(found, "AP50") == "69.50 tested at one size | missed"
+
+
 def test_single_seeds_know_no_interval(hand_made: Record) -> None:
     record = evidence(hand_made, ours=[30.0], ohem=[31.0])
     found = line(lines({"evidence-retinanet": record}), "RetinaNet, long schedule")

@@ -25,14 +25,18 @@ from rankdet.experiments.results_page import (
     PART_BEGIN,
     PART_END,
     command_of,
+    read_introduction,
     read_records,
     readme_part,
     results_page,
     with_part,
 )
+from rankdet.experiments.seeds import number_of_seeds
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "voc320"
+# The page of each folder of records.
+PAGES = {"voc320": "results.md", "light-cpu": "results-light.md"}
 MARKED = f"above\n\n{PART_BEGIN}\nold\n{PART_END}\n\nbelow\n"
 
 
@@ -62,19 +66,26 @@ def record_of(hand_made: Callable[..., dict[str, Any]]) -> Callable[..., dict[st
     return record
 
 
-@pytest.mark.parametrize("file", sorted(COMMITTED.glob("*.json")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    [file for name in PAGES for file in sorted((ROOT / "results" / name).glob("*.json"))],
+    ids=lambda file: f"{file.parent.name}-{file.stem}",
+)
 def test_the_committed_records_can_be_gone_on_with(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they were run with is what the experiments would run now; no row is run here."""
-    backbone = "/datasets/weights/resnet50_caffe_imagenet.safetensors"
-    monkeypatch.setattr(scales, "_weights", lambda request, name: backbone)
-    for one in COMMITTED.glob("*.json"):  # all: some choose the learning rates of others
+    for one in file.parent.glob("*.json"):  # all: some choose the learning rates of others
         shutil.copy(one, tmp_path)
     record = read_record(file)
+    first, row = next(iter(record["rows"].items()))
+    backbone = row["settings"]["config"]["detector"]["weights"]
+    monkeypatch.setattr(scales, "_weights", lambda request, name: backbone)
     asked = {name: record["request"][name] for name in ("voc", "weights", "seed")}
-    request = Request("voc320", tmp_path, **asked, rows=(next(iter(record["rows"])),))
+    changes = tuple(reversed(record["request"]["changes"]))
     item = experiment(file.stem)
+    seeds = number_of_seeds(record) if item.usual_seeds else None
+    request = Request("voc320", tmp_path, **asked, changes=changes, rows=(first,), seeds=seeds)
     gone_on = reproduce(item, request)
     assert gone_on["rows"] == record["rows"]
     names = {row.key: run_folder(row.trainings[0], request).name for row in item.plan(request)}
@@ -111,7 +122,7 @@ def test_sections_have_the_order_of_the_page_and_one_title(record_of: Any) -> No
     lines = headings(results_page({**records, "evidence-ssd": evidence}))
     titles = [f"## {name}: {experiment(name).summary}" for name in ("rates-ssd", "evidence-ssd")]
     assert lines == [
-        "# What AP-loss brings on PASCAL VOC2012, reduced to 320 pixels",
+        "# Results at the scale voc320",
         "## Goals",
         *titles,
         "### Short schedule: 8 epochs",
@@ -189,6 +200,28 @@ def test_a_page_of_all_items_lists_none(record_of: Any) -> None:
         "## Goals",
         *(f"## {name}" for name in names),
     ]
+
+
+def test_the_page_begins_with_the_words_of_the_folder(record_of: Any, tmp_path: Path) -> None:
+    assert read_introduction(tmp_path).startswith("# Results at the scale voc320\n")
+    (tmp_path / "introduction.md").write_text("\n# Mine\n\nWhat I found.\n", encoding="utf-8")
+    records = {"delta": record_of("delta", {"1": training(30)})}
+    lines = results_page(records, introduction=read_introduction(tmp_path)).splitlines()
+    assert lines[2:5] == ["# Mine", "", "What I found."]
+
+
+@pytest.mark.parametrize("words", ["", "No title.", "## Too low"])
+def test_an_introduction_without_a_title_is_told(tmp_path: Path, words: str) -> None:
+    (tmp_path / "introduction.md").write_text(words)
+    with pytest.raises(ConfigError, match=r"introduction\.md: .*expected the title of the page"):
+        read_introduction(tmp_path)
+
+
+def test_a_page_of_another_network_has_no_goals(record_of: Any) -> None:
+    record = record_of("evidence-retinanet", seeds("long", {"AP-Loss": [30, 31]}))
+    assert "## Goals" in headings(results_page({"evidence-retinanet": record}))
+    record["request"]["changes"] = ["detector.backbone=mobilenet_v2"]
+    assert "## Goals" not in headings(results_page({"evidence-retinanet": record}))
 
 
 def test_a_page_of_nothing_says_so() -> None:
@@ -334,13 +367,17 @@ def test_records_that_are_none_of_the_page_are_told(
         read_records(tmp_path)
 
 
-def test_the_committed_page_is_made_from_the_committed_records() -> None:
-    records = read_records(COMMITTED)
-    page = results_page(records, read_evaluations(COMMITTED))
-    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page, (
-        "run: rankdet reproduce page results/voc320 --out docs/results.md --readme README.md"
+@pytest.mark.parametrize(("name", "file"), PAGES.items())
+def test_the_committed_pages_are_made_from_the_committed_records(name: str, file: str) -> None:
+    folder = ROOT / "results" / name
+    records = read_records(folder)
+    page = results_page(
+        records, read_evaluations(folder), f"pictures/{name}", read_introduction(folder)
     )
-    pictures = (ROOT / "docs" / "pictures" / "voc320").glob("*")
+    assert (ROOT / "docs" / file).read_text(encoding="utf-8") == page, (
+        f"run: rankdet reproduce page results/{name} --out docs/{file} (--readme README.md: voc320)"
+    )
+    pictures = (ROOT / "docs" / "pictures" / name).glob("*")
     assert {path.name for path in pictures} == {f"{name}.png" for name in records}
 
 

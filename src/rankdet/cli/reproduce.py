@@ -200,8 +200,9 @@ def make_page(
             metavar="FOLDER",
             exists=True,
             file_okay=False,
-            help="Folder with records of the scale voc320, ITEM.json, of any items; and files of "
-            "`rankdet evaluate --out` in its folder evaluations.",
+            help="Folder with records of the scale voc320, ITEM.json, of any items; with files of "
+            "`rankdet evaluate --out` in its folder evaluations; and with introduction.md, a title "
+            "and what is to stand below it, if the page is to begin with words of yours.",
         ),
     ],
     out: Annotated[

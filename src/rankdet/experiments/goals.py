@@ -7,7 +7,7 @@ from typing import Any
 
 from rankdet.experiments import evidence, rois, time_share
 from rankdet.experiments.evaluations import Evaluations
-from rankdet.experiments.record import Record, results_of
+from rankdet.experiments.record import Record, changed_settings, results_of
 from rankdet.experiments.seed_statistics import welch_interval
 from rankdet.experiments.tables import NOT_RUN, markdown_table, number
 
@@ -16,18 +16,28 @@ AP50 = 70.0  # of RetinaNet with ResNet-50
 FLAT = 0.5  # AP between the fewest and the most regions of Faster R-CNN: no more than this
 IMAGES_PER_SECOND = 1000.0
 
+# Who changes one of these by --set trains another network than the goals are about.
+_OF_THE_NETWORK = {"data.size", "detector.backbone", "detector.pyramid_channels"}
+
 Line = tuple[str, str, str]  # the goal, what was seen, and whether that is enough
 
 
 def goals_part(records: Mapping[str, Record], evaluations: Evaluations) -> str:
-    """The part of the page: a table of all goals."""
+    """The part of the page: a table of all goals; "" if all records are of another network."""
+    counted = {name: record for name, record in records.items() if not _is_another(record)}
+    if records and not counted and not evaluations:
+        return ""
     lines = [
-        *_differences(records),
-        _accuracy(records, evaluations),
-        _regions(records.get(rois.EXPERIMENT.name)),
-        _speed(records.get(time_share.EXPERIMENT.name)),
+        *_differences(counted),
+        _accuracy(counted, evaluations),
+        _regions(counted.get(rois.EXPERIMENT.name)),
+        _speed(counted.get(time_share.EXPERIMENT.name)),
     ]
     return "\n\n".join(["## Goals", markdown_table(["goal", "seen", "state"], lines)])
+
+
+def _is_another(record: Record) -> bool:
+    return not _OF_THE_NETWORK.isdisjoint(changed_settings(record["request"].get("changes") or ()))
 
 
 def _differences(records: Mapping[str, Record]) -> Iterator[Line]:

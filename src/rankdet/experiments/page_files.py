@@ -17,7 +17,9 @@ from rankdet.experiments.items import experiment
 from rankdet.experiments.record import shown_from
 from rankdet.experiments.results_page import (
     PAGE_MARK,
+    read_introduction,
     read_records,
+    read_text,
     readme_part,
     results_page,
     with_part,
@@ -30,11 +32,13 @@ def page_files(
 ) -> dict[Path, bytes]:
     """What is to be written, by file: the README first, then the page, then its figures.
 
-    folder: of the records. out: the page; its figures are in pictures/FOLDER beside it. readme:
-    gets a short table between its marks. RankdetError if a record is damaged, or if something
-    stands in the way; is_forced: files that are not ours do not.
+    folder: of the records, and of introduction.md for the top of the page. out: the page; its
+    figures are in pictures/FOLDER beside it. readme: gets a short table between its marks.
+    RankdetError if a record is damaged, or if something stands in the way; is_forced: files that
+    are not ours do not.
     """
     records, evaluations = read_records(folder), read_evaluations(folder)
+    introduction = read_introduction(folder)
     if not records:
         raise ConfigError(
             f"{folder}: there is no record in it. Give the folder of ITEM.json files that "
@@ -55,12 +59,12 @@ def page_files(
             drawn[figures[name]] = with_few_colours(figure_bytes(experiment(name), record))
     files: dict[Path, bytes] = {}
     if readme is not None:
-        text = _read_text(readme)
+        text = read_text(readme)
         with shown_from(folder):
             part = readme_part(records)
         files[readme] = with_part(text, part, str(readme)).encode()
     with shown_from(folder):
-        page = results_page(records, evaluations, quote(pictures.as_posix()))
+        page = results_page(records, evaluations, quote(pictures.as_posix()), introduction)
     return {**files, out: page.encode(), **drawn}
 
 
@@ -74,13 +78,3 @@ def _refuse_what_is_in_the_way(out: Path, figures: Iterable[Path], is_forced: bo
                     "Move it away, or give the page another folder with --out."
                 )
         refuse_foreign(figure, FIGURE_MARK, is_forced)
-
-
-def _read_text(file: Path) -> str:
-    """The text with its line ends as they are."""
-    try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RankdetError(
-            f"{file}: byte {error.start} is not UTF-8. Save the file as UTF-8 first."
-        ) from error

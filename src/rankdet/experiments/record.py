@@ -102,7 +102,7 @@ def request_differences(stored: Record, wanted: Record) -> list[str]:
         for name, value in wanted.items()
         if name != "changes" and stored.get(name) != value
     ]
-    before, now = (_changed_settings(request.get("changes") or ()) for request in (stored, wanted))
+    before, now = (changed_settings(request.get("changes") or ()) for request in (stored, wanted))
     for key in dict.fromkeys([*before, *now]):
         if key not in now:
             found.append(f"--set {key}={before[key]}, and now it has none of {key}")
@@ -113,7 +113,7 @@ def request_differences(stored: Record, wanted: Record) -> list[str]:
     return found
 
 
-def _changed_settings(changes: Iterable[str]) -> dict[str, str]:
+def changed_settings(changes: Iterable[str]) -> dict[str, str]:
     """The texts of `--set` as the value of each setting."""
     parts = (text.partition("=") for text in changes)
     return {key.strip(): value.strip() for key, _, value in parts}

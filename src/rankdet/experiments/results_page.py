@@ -3,6 +3,7 @@
     FOLDER/ITEM.json, ... ─► read_records ─► results_page ─► docs/results.md
                                         └──► readme_part ─► with_part ─► README.md
     FOLDER/evaluations/NAME.json, ... ─► read_evaluations ─► results_page
+    FOLDER/introduction.md ─► read_introduction ─► results_page
 
 `rankdet reproduce page` writes both; a test compares them with the records that are committed.
 """
@@ -16,7 +17,7 @@ from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any
 
-from rankdet.errors import ConfigError
+from rankdet.errors import ConfigError, RankdetError, shorten
 from rankdet.experiments import course, evidence, rates, time_share
 from rankdet.experiments.comparison import LOSSES, METRICS
 from rankdet.experiments.evaluations import Evaluations, evaluations_part
@@ -50,19 +51,18 @@ PAGE_MARK = "<!-- rankdet reproduce page"  # at the start of the page
 PART_BEGIN = "<!-- results: made by rankdet reproduce page -->"
 PART_END = "<!-- end of results -->"
 
-_TITLE = "What AP-loss brings on PASCAL VOC2012, reduced to 320 pixels"
+INTRODUCTION_FILE = "introduction.md"  # beside the records: what stands above them
+
 _INTRODUCTION = (
-    "Trained on train and evaluated on val of PASCAL VOC2012, at the "
-    f"[scale](reproducing.md#scales) `{SCALE}`: small images, few epochs. The paper's numbers "
-    "stand beside ours; its images are larger, its data more and its trainings longer. So what can "
-    "be compared is which loss is ahead and by how much, not the height of the numbers. What was "
-    'found stands in words in the README, under "Results on VOC2012": here AP-loss is not ahead, '
-    "or not clearly, and in the paper it is. Every "
-    "table, rows that lose included, is made by `rankdet reproduce page` from the records of the "
-    "experiments; nobody types a number. What else is to be known of the runs, and which of their "
-    f"commits are not in the history, is in `results/{SCALE}/README.md`. What a light detector did "
-    "on a CPU, with smaller images, is in `results/light-cpu`, and how large the gradients are at "
-    "the start in `results/gradients-cpu`."
+    f"# Results at the scale {SCALE}\n\n"
+    f"Trained on train and evaluated on val, at the scale `{SCALE}`: small images, few epochs. The "
+    "paper's numbers stand beside ours; its images are larger, its data more and its trainings "
+    "longer. So what can be compared is which loss is ahead and by how much, not the height of the "
+    "numbers."
+)
+_MADE = (
+    "Every table, rows that lose included, is made by `rankdet reproduce page` from the records of "
+    "the experiments; nobody types a number."
 )
 _NOTHING = f"Nothing was run at the scale `{SCALE}` yet."
 _PART_NOTES = (
@@ -91,21 +91,47 @@ def read_records(folder: Path) -> dict[str, Record]:
     return records
 
 
+def read_introduction(folder: Path) -> str:
+    """The page's title and what is to be said first: of a file in the folder, or words for any."""
+    file = folder / INTRODUCTION_FILE
+    if not file.exists():
+        return _INTRODUCTION
+    text = read_text(file).strip()
+    if not text.startswith("# "):
+        raise ConfigError(
+            f"{file}: it begins with {shorten(text[:40])}: expected the title of the page, such as "
+            "`# Results`. Begin it with one, or move it away."
+        )
+    return text
+
+
+def read_text(file: Path) -> str:
+    """The text with its line ends as they are; RankdetError if it is none."""
+    try:
+        return file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RankdetError(
+            f"{file}: byte {error.start} is not UTF-8. Save the file as UTF-8 first."
+        ) from error
+
+
 def results_page(
     records: Mapping[str, Record],
     evaluations: Evaluations | None = None,
     pictures: str = f"pictures/{SCALE}",
+    introduction: str = _INTRODUCTION,
 ) -> str:
     """The Markdown page of records by their items, and of evaluations by their files' names.
 
-    pictures: where ITEM.png are, from the page.
+    pictures: where ITEM.png are, from the page. introduction: Markdown that begins with the title.
     """
     names = [*ITEMS, *(item.name for item in EXPERIMENTS if item.name not in ITEMS)]
-    parts = [f"{PAGE_MARK}: made from records, not by hand -->", f"# {_TITLE}", _INTRODUCTION]
+    parts = [f"{PAGE_MARK}: made from records, not by hand -->", introduction, _MADE]
     parts.append(_origin(records) if records else _NOTHING)
     if counts := {one["data"]["num_images"] for one in (evaluations or {}).values()}:
         parts.append(f"Images of val in the folder: {', '.join(f'{n:,}' for n in sorted(counts))}.")
-    parts.append(goals_part(records, evaluations or {}))
+    if goals := goals_part(records, evaluations or {}):
+        parts.append(goals)
     for name in names:
         if name in records:
             parts += [_section(records[name], pictures), *_seconds(name, records)]
