@@ -67,7 +67,7 @@ LOSSES: dict[str, type[losses.ClassLoss]] = {
     "ce": losses.CrossEntropyLoss,
 }
 _RANKING = {"ap", "auc", "smooth_ap", "hinge_ap"}  # which compare scores with each other
-_HELD_TIMES_SHOWN = 4  # sides of an image that is held, times those of what a network sees of it
+_SIDE_HELD_PER_SIDE_SEEN = 4  # at most, where an image is seen as a whole
 _NOT_SETTINGS = {"synchronize", "process_group"}  # of a loss: how it is started decides
 
 
@@ -360,12 +360,13 @@ def training_loader(
 def _longest_held(config: DataConfig) -> int:
     """Pixels of the longer side of an image that is held.
 
-    Flips show an image as a whole, at one size: many more pixels than that would take memory and
-    time, and nobody sees them. The other augmentations can cut a part out, and make it larger.
+    Flips show an image as a whole, as a square: many more pixels than that would take memory and
+    time for nothing, but for images more than four times as long as wide, whose shorter side is
+    enlarged then. The other augmentations can cut a part out, and make it larger.
     """
     if config.augmentation != "flip":
         return LONGEST
-    return min(LONGEST, _HELD_TIMES_SHOWN * config.size)
+    return min(LONGEST, _SIDE_HELD_PER_SIDE_SEEN * config.size)
 
 
 def _training_transform(config: DataConfig) -> Transform:

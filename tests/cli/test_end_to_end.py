@@ -94,6 +94,16 @@ def test_a_signal_ends_the_program_in_time_and_the_run_goes_on(tmp_path: Path) -
     assert f"Going on after step {step} of {step + 1}" in said
 
 
+def test_a_folder_that_was_deleted_needs_no_modules(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", script, PROGRAM, "--version"]
+    result = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("rankdet ")
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -152,7 +152,7 @@ def test_what_is_missing_is_said(study: Study, request_: Request) -> None:
     ("change", "words"),
     [
         ({"seed": 1}, "has seed = 0, and now it is 1"),
-        ({"changes": ("seed=3",)}, "has no --set seed, and now it is 3"),
+        ({"changes": ("seed=3",)}, "has no --set seed, and now it is '3'"),
     ],
 )
 def test_a_record_of_another_request_is_not_replaced(

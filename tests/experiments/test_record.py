@@ -53,9 +53,9 @@ def test_changes_are_a_list_of_texts(
     [
         (["a=1", "b=2"], ["b=2", "a=1"], []),
         (["a=3", "a = 1"], ["a=1"], []),
-        (["a=1"], ["a=1", "a=3"], ["--set a=1, and now it is 3"]),
-        ([], ["a=1"], ["no --set a, and now it is 1"]),
-        (["a=1"], [], ["--set a=1, and now it has none of a"]),
+        (["a=1"], ["a=1", "a=3"], ["--set a = '1', and now it is '3'"]),
+        ([], ["a=1"], ["no --set a, and now it is '1'"]),
+        (["a=1"], [], ["--set a = '1', and now it is not given"]),
     ],
 )
 def test_of_each_setting_that_is_changed_the_last_value_counts(

@@ -204,7 +204,8 @@ def test_a_page_of_all_items_lists_none(record_of: Any) -> None:
 
 def test_the_page_begins_with_the_words_of_the_folder(record_of: Any, tmp_path: Path) -> None:
     assert read_introduction(tmp_path).startswith("# Results at the scale voc320\n")
-    (tmp_path / "introduction.md").write_text("\n# Mine\n\nWhat I found.\n", encoding="utf-8")
+    text = "\n# Mine\r\n\r\nWhat I found.\r\n"
+    (tmp_path / "introduction.md").write_bytes(text.encode("utf-8-sig"))  # as editors on Windows do
     records = {"delta": record_of("delta", {"1": training(30)})}
     lines = results_page(records, introduction=read_introduction(tmp_path)).splitlines()
     assert lines[2:5] == ["# Mine", "", "What I found."]

@@ -9,6 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -100,11 +101,12 @@ def _keep_this_folder_out_of_imports() -> None:
     """For the processes that this one starts: workers, and trainings of an experiment.
 
     Python would look for modules in the working folder first, where a queue.py of the user's is not
-    the module that Python itself means. This process does not look there, as a command; started by
-    `python -m` from a folder with the package it does, and so do they.
+    the module that Python itself means. The command `rankdet` does not look there. `python -m`
+    does, perhaps for this package; so do its processes then.
     """
-    if not {"", str(Path.cwd())} & set(sys.path):
-        os.environ["PYTHONSAFEPATH"] = "1"
+    with suppress(FileNotFoundError):  # the folder was deleted
+        if not {"", str(Path.cwd())} & set(sys.path):
+            os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def main() -> None:

@@ -16,14 +16,14 @@ AP50 = 70.0  # of RetinaNet with ResNet-50
 FLAT = 0.5  # AP between the fewest and the most regions of Faster R-CNN: no more than this
 IMAGES_PER_SECOND = 1000.0
 
-# Who changes one of these by --set trains another network than the goals are about.
-_OF_THE_NETWORK = {"data.size", "detector.backbone", "detector.pyramid_channels"}
+# Who changes one of these by --set trains something else than the goals are about.
+_OF_THE_GOALS = {"data.size", "detector.backbone", "detector.pyramid_channels"}
 
 Line = tuple[str, str, str]  # the goal, what was seen, and whether that is enough
 
 
 def goals_part(records: Mapping[str, Record], evaluations: Evaluations) -> str:
-    """The part of the page: a table of all goals; "" if all records are of another network."""
+    """The part of the page: a table of all goals; "" if no record is of what they are about."""
     counted = {name: record for name, record in records.items() if not _is_another(record)}
     if records and not counted and not evaluations:
         return ""
@@ -37,7 +37,7 @@ def goals_part(records: Mapping[str, Record], evaluations: Evaluations) -> str:
 
 
 def _is_another(record: Record) -> bool:
-    return not _OF_THE_NETWORK.isdisjoint(changed_settings(record["request"].get("changes") or ()))
+    return not _OF_THE_GOALS.isdisjoint(changed_settings(record["request"].get("changes") or ()))
 
 
 def _differences(records: Mapping[str, Record]) -> Iterator[Line]:

@@ -95,7 +95,7 @@ def request_differences(stored: Record, wanted: Record) -> list[str]:
     Of each setting that `--set` changes the last value counts, and their order does not.
 
     >>> request_differences({"seed": 0, "changes": ["a.b=1", "c.d=2"]}, {"changes": ["c.d=2"]})
-    ['--set a.b=1, and now it has none of a.b']
+    ["--set a.b = '1', and now it is not given"]
     """
     found = [
         f"{name} = {shorten(stored.get(name))}, and now it is {shorten(value)}"
@@ -105,11 +105,11 @@ def request_differences(stored: Record, wanted: Record) -> list[str]:
     before, now = (changed_settings(request.get("changes") or ()) for request in (stored, wanted))
     for key in dict.fromkeys([*before, *now]):
         if key not in now:
-            found.append(f"--set {key}={before[key]}, and now it has none of {key}")
+            found.append(f"--set {key} = {shorten(before[key])}, and now it is not given")
         elif key not in before:
-            found.append(f"no --set {key}, and now it is {now[key]}")
+            found.append(f"no --set {key}, and now it is {shorten(now[key])}")
         elif before[key] != now[key]:
-            found.append(f"--set {key}={before[key]}, and now it is {now[key]}")
+            found.append(f"--set {key} = {shorten(before[key])}, and now it is {shorten(now[key])}")
     return found
 
 

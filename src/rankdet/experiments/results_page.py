@@ -61,8 +61,8 @@ _INTRODUCTION = (
     "numbers."
 )
 _MADE = (
-    "Every table, rows that lose included, is made by `rankdet reproduce page` from the records of "
-    "the experiments; nobody types a number."
+    "Every table below, rows that lose included, is made by `rankdet reproduce page` from the "
+    "records of the experiments; nobody types a number there."
 )
 _NOTHING = f"Nothing was run at the scale `{SCALE}` yet."
 _PART_NOTES = (
@@ -96,7 +96,7 @@ def read_introduction(folder: Path) -> str:
     file = folder / INTRODUCTION_FILE
     if not file.exists():
         return _INTRODUCTION
-    text = read_text(file).strip()
+    text = "\n".join(read_text(file).removeprefix("\ufeff").splitlines()).strip()
     if not text.startswith("# "):
         raise ConfigError(
             f"{file}: it begins with {shorten(text[:40])}: expected the title of the page, such as "
