@@ -131,7 +131,7 @@ def _draw(axes: Any, one: Mapping[str, Any]) -> None:
     for thing in one["objects"]:
         axes.add_patch(_rectangle(thing["box"], edgecolor=GREY, linestyle="--", linewidth=2.5))
         left, _, _, bottom = thing["box"]
-        axes.text(left, bottom, thing["class"], fontsize=6, color=GREY, va="top", clip_on=True)
+        axes.text(left, bottom, thing["class"], fontsize=6, color=GREY, va="bottom")  # inside
     classes = {thing["class"] for thing in one["objects"]} | set(one["ignored"])
     for thing in reversed(one["detections"]):
         # A class that the image does not have is wrong, wherever it is.

@@ -108,7 +108,7 @@ def markdown(record: Record) -> str:
     notes = [
         "AP50 in percent; DeepFool: the mean L2 norm of the smallest perturbation that changes a "
         "prediction, in grey levels of 0 to 255. More is better everywhere.",
-        f"Our trainings are those of {_trained_by(record['request']['scale'])}.",
+        f"Our trainings are those of {_trained_by(record)}.",
         *_sample_notes(record),
         *_fooled_notes(record),
         caption(LABEL),
@@ -116,10 +116,11 @@ def markdown(record: Record) -> str:
     return page(record, SUMMARY, [table], notes)
 
 
-def _trained_by(scale: str) -> str:
-    if scale == _TUNED_SCALE:
-        return f"`{evidence.RETINANET.name}` in its {LONG} schedule, with the first seed"
-    return "`losses-voc`"
+def _trained_by(record: Record) -> str:
+    name = "`losses-voc`"
+    if record["request"]["scale"] == _TUNED_SCALE:
+        name = f"`{evidence.RETINANET.name}` in its {LONG} schedule, with the first seed"
+    return f"{name}, but for what was changed" if record["request"].get("changes") else name
 
 
 def cells(record: Record) -> dict[tuple[str, str], Cell]:
