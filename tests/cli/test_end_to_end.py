@@ -94,6 +94,13 @@ def test_a_signal_ends_the_program_in_time_and_the_run_goes_on(tmp_path: Path) -
     assert f"Going on after step {step} of {step + 1}" in said
 
 
+def test_python_m_takes_no_modules_of_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('a file of the user')")
+    command = [sys.executable, "-m", "rankdet", "--version"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_a_folder_that_was_deleted_needs_no_modules(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()

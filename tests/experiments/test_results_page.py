@@ -218,6 +218,16 @@ def test_an_introduction_without_a_title_is_told(tmp_path: Path, words: str) -> 
         read_introduction(tmp_path)
 
 
+def test_an_introduction_that_is_a_folder_or_leads_nowhere_is_told(tmp_path: Path) -> None:
+    (tmp_path / "introduction.md").mkdir()
+    with pytest.raises(ConfigError, match=r"introduction\.md: this is a folder: .*Move it away"):
+        read_introduction(tmp_path)
+    (tmp_path / "introduction.md").rmdir()
+    (tmp_path / "introduction.md").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"introduction\.md"):
+        read_introduction(tmp_path)
+
+
 def test_a_page_of_another_network_has_no_goals(record_of: Any) -> None:
     record = record_of("evidence-retinanet", seeds("long", {"AP-Loss": [30, 31]}))
     assert "## Goals" in headings(results_page({"evidence-retinanet": record}))

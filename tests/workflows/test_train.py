@@ -627,6 +627,8 @@ def test_a_warm_up_that_is_longer_than_the_training_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(tmp_path / "short", tiny(max_steps=1, warmup_steps=1))
-    assert "rises over 1 step, and the training is not longer" in capsys.readouterr().err
+    said = " ".join(capsys.readouterr().err.split())
+    assert "rises over 1 step, and the training is not longer" in said
+    assert "Try a larger training.max_steps, by which there are more steps" in said
     run(tmp_path / "longer", tiny(max_steps=2, warmup_steps=1))
     assert "rises over" not in capsys.readouterr().err

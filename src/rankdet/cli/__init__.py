@@ -101,8 +101,8 @@ def _keep_this_folder_out_of_imports() -> None:
     """For the processes that this one starts: workers, and trainings of an experiment.
 
     Python would look for modules in the working folder first, where a queue.py of the user's is not
-    the module that Python itself means. The command `rankdet` does not look there. `python -m`
-    does, perhaps for this package; so do its processes then.
+    the module that Python itself means. The command `rankdet` does not look there, and `python -m
+    rankdet` only for the package itself; so do its processes then.
     """
     with suppress(FileNotFoundError):  # the folder was deleted
         if not {"", str(Path.cwd())} & set(sys.path):

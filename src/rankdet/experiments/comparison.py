@@ -160,7 +160,8 @@ class Comparison:
             if any(len(row) > 8 for row in rows):  # they would meet
                 for label in axes.get_xticklabels():
                     label.set(rotation=20, ha="right", rotation_mode="anchor")
-            begin_at_zero(axes)
+            if draw is _draw_bars:  # lines may show what differs alone
+                begin_at_zero(axes)
             label_axes(axes, metric, self.row_title, "percent")
         shown = {  # of each label the first that has a number somewhere
             label: handle

@@ -94,8 +94,10 @@ def read_records(folder: Path) -> dict[str, Record]:
 def read_introduction(folder: Path) -> str:
     """The page's title and what is to be said first: of a file in the folder, or words for any."""
     file = folder / INTRODUCTION_FILE
-    if not file.exists():
+    if not file.exists() and not file.is_symlink():
         return _INTRODUCTION
+    if file.is_dir():
+        raise ConfigError(f"{file}: this is a folder: expected a Markdown file. Move it away.")
     text = "\n".join(read_text(file).removeprefix("\ufeff").splitlines()).strip()
     if not text.startswith("# "):
         raise ConfigError(

@@ -278,8 +278,8 @@ def _weights(request: Request, backbone: str) -> str:
         raise ConfigError(
             f"--weights {request.weights}: expected one file {backbone}*.safetensors or .pth in "
             f"the folder, and found {names}. Add the file, or give the one file itself; or leave "
-            "out --weights: torchvision's are downloaded then; or take a backbone that is there, "
-            "as by --set detector.backbone=resnet50."
+            "out --weights: torchvision's are downloaded then; or take a backbone whose file is "
+            "there, by --set detector.backbone=NAME."
         )
     return str(found[0])
 

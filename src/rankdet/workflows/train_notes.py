@@ -33,9 +33,9 @@ def introduce(display: TrainingDisplay, parts: Parts, position: Position, num_st
     if config.training.warmup_steps >= num_steps:
         display.note(
             f"The learning rate rises over {counted(config.training.warmup_steps, 'step')}, and "
-            "the training is not longer: it will hardly learn. Try more --epochs, by which there "
-            "are more steps, or "
-            f"--set training.warmup_steps={num_steps // 10}."
+            "the training is not longer: it will hardly learn. Try "
+            f"{'a larger training.max_steps' if config.training.max_steps else 'more --epochs'}, "
+            f"by which there are more steps, or --set training.warmup_steps={num_steps // 10}."
         )
     if position.step == num_steps:
         display.note(f"Nothing is left to do: {counted(num_steps, 'step')} done.")
