@@ -157,7 +157,8 @@ class APLoss(ClassLoss):
     """`ap_loss` with its settings.
 
     negatives: "all"; or "hardest" or "random", of which `ratio` for each positive are ranked, as
-    appendix A4.2.1 tries (`rankdet.losses.sampling`; each process chooses among its own).
+    appendix A4.2.1 tries (`rankdet.losses.sampling`; each process chooses among its own). That
+    is for comparison: a detector learned nothing from the three hardest for each positive.
 
     >>> APLoss(delta=0.5)(torch.zeros(3, 2), torch.tensor([0, BACKGROUND, BACKGROUND])).item()
     0.7142857313156128
