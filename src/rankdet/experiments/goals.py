@@ -16,8 +16,8 @@ AP50 = 70.0  # of RetinaNet with ResNet-50
 FLAT = 0.5  # AP between the fewest and the most regions of Faster R-CNN: no more than this
 IMAGES_PER_SECOND = 1000.0
 
-# Who changes one of these by --set trains something else than the goals are about.
-_OF_THE_GOALS = {"data.size", "detector.backbone", "detector.pyramid_channels"}
+# The goals are about these as the scale has them; who changes one by --set trains something else.
+_SAID_BY_THE_GOALS = {"data.size", "detector.backbone", "detector.pyramid_channels"}
 
 Line = tuple[str, str, str]  # the goal, what was seen, and whether that is enough
 
@@ -37,7 +37,9 @@ def goals_part(records: Mapping[str, Record], evaluations: Evaluations) -> str:
 
 
 def _is_another(record: Record) -> bool:
-    return not _OF_THE_GOALS.isdisjoint(changed_settings(record["request"].get("changes") or ()))
+    return not _SAID_BY_THE_GOALS.isdisjoint(
+        changed_settings(record["request"].get("changes") or ())
+    )
 
 
 def _differences(records: Mapping[str, Record]) -> Iterator[Line]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from rankdet.config import Config, apply_settings
 from rankdet.errors import ConfigError
 from rankdet.experiments.experiment import Request
+from rankdet.experiments.record import changed_settings
 from rankdet.recipes import recipe
 
 _DOWNLOAD_VOC = (
@@ -286,11 +287,7 @@ def _weights(request: Request, backbone: str) -> str:
 
 def _backbone(request: Request, backbone: str) -> str:
     """The backbone that it comes to with the user's --set."""
-    for change in request.changes:
-        key, _, value = change.partition("=")
-        if key.strip() == "detector.backbone":
-            backbone = value.strip()
-    return backbone
+    return changed_settings(request.changes).get("detector.backbone", backbone)
 
 
 def _stride_on(request: Request, backbone: str, usual: str) -> str:
